@@ -1,0 +1,134 @@
+/** @file
+ * Attention over keys and values where they lie: softmax(scale · q · kᵀ) · v.
+ *
+ * Plan, then run. The plan is made once per geometry; it validates, chooses a path and takes its
+ * scratch. A run allocates nothing and makes no system call. One plan serves all layers of that
+ * geometry, at every length. Every plan can explain itself, counts what it ran, and in strict mode
+ * refuses a path that is slow.
+ *
+ * Causal masks are aligned to the last key: query i of n sees keys [0, length - n + i]. A query
+ * that sees no key gives zeros.
+ *
+ * Threads: one run at a time per plan.
+ * @source FlashAttention's online softmax; FlashInfer's split of plan and run. */
+#ifndef KVCACHE_ATTENTION_H
+#define KVCACHE_ATTENTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvcache/array.h>
+#include <kvcache/cache.h>
+#include <kvcache/cuda_rule.h>
+#include <kvcache/dtype.h>
+#include <kvcache/export.h>
+#include <kvcache/status.h>
+
+/** The code that a run goes through. */
+typedef enum kvc_path {
+    KVC_PATH_AUTO = 0,      /**< in a description: the fastest that can */
+    KVC_PATH_REFERENCE = 1, /**< readable, f64 accumulation, any strides: the truth, and slow */
+    KVC_PATH_FUSED = 2      /**< portable C: one pass over K and V for all heads of a group */
+} kvc_path;
+
+/** What a plan is made for. Zero it, then fill it, or start from kvc_attention_desc_for. */
+typedef struct kvc_attention_desc {
+    size_t struct_size; /**< sizeof(kvc_attention_desc) */
+    int64_t batch;      /**< 0 means 1 */
+    int64_t q_heads;    /**< a multiple of kv_heads; q_heads / kv_heads is the group */
+    int64_t kv_heads;   /**< > 0 */
+    int64_t key_dim;    /**< > 0 */
+    int64_t value_dim;  /**< > 0; 0 means key_dim */
+    int64_t max_q_len;  /**< most query positions of one run; 0 means 1 */
+    kvc_dtype kv_dtype; /**< KVC_F32, KVC_F16 or KVC_BF16 */
+    float scale;        /**< 0 means 1 / sqrt(key_dim) */
+    bool not_causal;    /**< every query sees every key */
+    bool strict;        /**< refuse (KVC_E_SLOW) what would take a slow path */
+    kvc_path path;      /**< KVC_PATH_AUTO, or the one to take */
+} kvc_attention_desc;
+
+/** Room for paths in the figures; more than there are. */
+#define KVC_PATH_SLOTS 16
+
+/** What a plan has run. */
+typedef struct kvc_attention_stats {
+    size_t struct_size;            /**< sizeof(kvc_attention_stats), set by the caller */
+    uint64_t runs[KVC_PATH_SLOTS]; /**< by kvc_path */
+    uint64_t refused;              /**< runs that strict mode refused */
+    uint64_t kv_bytes;             /**< bytes of keys and values that the runs attended over */
+} kvc_attention_stats;
+
+/** What a plan would do with a cache as it is now, and why. Sentences are for people. */
+typedef struct kvc_explanation {
+    size_t struct_size; /**< sizeof(kvc_explanation), set by the caller */
+    kvc_path path;
+    bool slow;        /**< strict mode would refuse it */
+    char reason[320]; /**< why this path */
+    char remedy[320]; /**< what would make it faster; "" when nothing is known */
+} kvc_explanation;
+
+/** A plan. */
+typedef struct kvc_attention kvc_attention;
+
+KVC_BEGIN_DECLS
+
+/** Fills a description for one layer of a cache: batch, kv_heads, dims and dtype; the rest zero.
+ * @errors KVC_E_INVALID no such layer */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_desc_for(kvc_attention_desc *out,
+                                                       const kvc_cache *cache, int64_t layer);
+
+/** Makes a plan: validates, chooses the path, takes scratch.
+ * @errors KVC_E_INVALID names the field, what it holds and what it should; KVC_E_SLOW strict and
+ *         the geometry has only a slow path; KVC_E_RANGE; KVC_E_NOMEM */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_plan(kvc_attention **out,
+                                                   const kvc_attention_desc *desc);
+
+/** Frees a plan. NULL is allowed. */
+KVC_API void kvc_attention_free(kvc_attention *plan);
+
+/** Attends over the live positions of a layer. Reads each key and value once per block of queries.
+ * @param q    [batch][q_heads][n][key_dim], 1 ≤ n ≤ max_q_len, f32, f16 or bf16, any strides
+ *             whose last is 1, borrowed for the call
+ * @param out  [batch][q_heads][n][value_dim], f32, f16 or bf16, last stride 1, written; must not
+ *             overlap q or the cache. Its elements are written once, whatever they held.
+ * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_SLOW strict.
+ *         out is unchanged. */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache,
+                                                  int64_t layer, const kvc_array *q,
+                                                  kvc_array *out);
+
+/** Attends over keys and values that lie anywhere: for engines that keep their own.
+ * @param k  [batch][kv_heads][length][key_dim] of kv_dtype, any strides; a last stride other than 1
+ *           takes the reference path, which explain, the counters and strict mode tell
+ * @param v  [batch][kv_heads][length][value_dim], as k */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const kvc_array *k,
+                                                     const kvc_array *v, const kvc_array *q,
+                                                     kvc_array *out);
+
+/** Says which path a run over this layer takes, and why.
+ * @param cache  NULL: the plan alone, as for keys and values in order
+ * @errors KVC_E_INVALID no such layer, out->struct_size is not set; KVC_E_SHAPE a layer that the
+ *         plan does not fit */
+KVC_API kvc_status kvc_attention_explain(kvc_explanation *out, const kvc_attention *plan,
+                                         const kvc_cache *cache, int64_t layer);
+
+/** As kvc_attention_explain, for keys and values given to kvc_attention_run_kv. */
+KVC_API kvc_status kvc_attention_explain_kv(kvc_explanation *out, const kvc_attention *plan,
+                                            const kvc_array *k, const kvc_array *v);
+
+/** Says which kernel a run of one query over this layer would get on CUDA in MLX, and why.
+ * @errors as kvc_attention_explain */
+KVC_API kvc_status kvc_attention_explain_cuda(kvc_cuda_report *out, const kvc_attention *plan,
+                                              const kvc_cache *cache, int64_t layer);
+
+/** Copies the figures of this moment.
+ * @errors KVC_E_INVALID out->struct_size is not set */
+KVC_API kvc_status kvc_attention_stats_get(const kvc_attention *plan, kvc_attention_stats *out);
+
+/** Returns "reference", "fused", …; "?" for another value. Static storage. */
+KVC_API const char *kvc_path_name(kvc_path path);
+
+KVC_END_DECLS
+
+#endif

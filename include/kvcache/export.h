@@ -1,0 +1,23 @@
+/** @file
+ * Visibility and linkage of every public declaration. */
+#ifndef KVCACHE_EXPORT_H
+#define KVCACHE_EXPORT_H
+
+#ifdef __cplusplus
+#define KVC_BEGIN_DECLS extern "C" {
+#define KVC_END_DECLS   }
+#else
+#define KVC_BEGIN_DECLS
+#define KVC_END_DECLS
+#endif
+
+/** Marks a symbol that the shared library exports; all others are hidden. */
+#if defined(__GNUC__)
+#define KVC_API      __attribute__((visibility("default")))
+#define KVC_MUST_USE __attribute__((warn_unused_result))
+#else
+#define KVC_API
+#define KVC_MUST_USE
+#endif
+
+#endif
