@@ -3,7 +3,8 @@
  *
  * A kvc_array is a small struct; copying it copies no elements. It owns one reference to its
  * buffer: give each array that an operation wrote to kvc_array_release. Slices share the buffer.
- * An array over borrowed memory (kvc_array_borrow) has no buffer and owns nothing.
+ * An array over borrowed memory (kvc_array_borrow) has no buffer and owns nothing. An output is
+ * never one of the inputs, and whatever it held before is not released.
  *
  * Updates keep functional meaning without its cost: they write in place when the array is the only
  * one that holds the buffer, and copy first when another could see the change. The caller is told
