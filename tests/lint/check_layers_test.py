@@ -1,5 +1,7 @@
 """The layer check passes this repository and finds every kind of violation in a copy of it."""
 
+import importlib.machinery
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ["src", "include", "tools", "examples", "bench", "bindings"]
 
 
-def check(root):
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "check-layers", root],
-        stdout=subprocess.PIPE, text=True, check=False)
+SCRIPT = ROOT / "scripts" / "check-layers"
+
+loader = importlib.machinery.SourceFileLoader("check_layers", str(SCRIPT))
+check_layers = importlib.util.module_from_spec(
+    importlib.util.spec_from_loader(loader.name, loader))
+sys.dont_write_bytecode = True
+loader.exec_module(check_layers)
 
 
 class CheckLayers(unittest.TestCase):
@@ -39,25 +44,36 @@ class CheckLayers(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
+    def found(self):
+        return list(check_layers.violations(self.root))
+
     def assert_found(self, file, include, words):
         line = self.plant(file, include)
-        result = check(self.root)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn(f"{file}:{line}: ", result.stdout)
-        self.assertIn(words, result.stdout)
-        self.assertEqual(result.stdout.count("\n"), 1, result.stdout)
+        found = self.found()
+        self.assertEqual(len(found), 1, found)
+        self.assertIn(f"{file}:{line}: ", found[0])
+        self.assertIn(words, found[0])
 
     def test_this_repository_passes(self):
-        result = check(ROOT)
-        self.assertEqual(result.stdout, "")
-        self.assertEqual(result.returncode, 0)
+        self.assertEqual(list(check_layers.violations(ROOT)), [])
+
+    def test_the_command_prints_and_exits_as_it_found(self):
+        def run():
+            return subprocess.run([sys.executable, SCRIPT, self.root], stdout=subprocess.PIPE,
+                                  text=True, check=False)
+        passes = run()
+        self.assertEqual((passes.returncode, passes.stdout), (0, ""))
+        self.plant("src/base/status.c", "<kvcache/pool.h>")
+        fails = run()
+        self.assertEqual(fails.returncode, 1)
+        self.assertIn("src/base/status.c:", fails.stdout)
 
     def test_a_folder_may_include_itself_and_lower_ones(self):
         self.make("src/cache/planted.h")
         self.plant("src/cache/other.c", '"cache/planted.h"')
         self.plant("src/cache/other.c", '"base/error.h"')
         self.plant("src/cache/other.c", "<kvcache/pool.h>")
-        self.assertEqual(check(self.root).stdout, "")
+        self.assertEqual(self.found(), [])
 
     def test_a_private_header_of_a_higher_folder_is_found(self):
         self.make("src/array/planted.h")
@@ -106,11 +122,11 @@ class CheckLayers(unittest.TestCase):
 
     def test_a_public_header_without_a_level_is_found(self):
         self.make("include/kvcache/planted.h")
-        self.assertIn("include/kvcache/planted.h:0: has no level", check(self.root).stdout)
+        self.assertIn("include/kvcache/planted.h:0: has no level", self.found()[0])
 
     def test_a_folder_without_a_level_is_found(self):
         self.make("src/planted/planted.c")
-        self.assertIn("src/planted:0: has no level", check(self.root).stdout)
+        self.assertIn("src/planted:0: has no level", self.found()[0])
 
 
 if __name__ == "__main__":
