@@ -25,11 +25,11 @@
 
 /** A view of elements. Zeroed, it is the empty array, and releasing that does nothing. */
 typedef struct kvc_array {
-    kvc_buffer *buffer; /**< counted; NULL when the memory is borrowed */
-    void *data;         /**< element [0]…[0], a device pointer */
-    kvc_dtype dtype;
-    int ndim;
-    int64_t shape[KVC_MAX_DIMS];
+    kvc_buffer *buffer;            /**< counted; NULL when the memory is borrowed */
+    void *data;                    /**< element [0]…[0], a device pointer */
+    kvc_dtype dtype;               /**< of every element */
+    int ndim;                      /**< dimensions in use, 0 to KVC_MAX_DIMS */
+    int64_t shape[KVC_MAX_DIMS];   /**< elements along each, >= 0 */
     int64_t strides[KVC_MAX_DIMS]; /**< in elements; negative when a slice steps back */
 } kvc_array;
 

@@ -26,6 +26,7 @@ typedef struct kvc_strided {
     const int64_t *strides; /**< [ndim] in elements; negative and, in a source, zero are allowed */
 } kvc_strided;
 
+/** A table of calls; see struct kvc_device. */
 typedef struct kvc_device kvc_device;
 
 /** The calls of a device. Sizes are bytes and never 0. Calls are made from any thread. */
