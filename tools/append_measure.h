@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include "append_strategy.h"
-#include "machine.h"
 #include "stats.h"
 
 /** What to measure at one context. */
