@@ -3,7 +3,8 @@
  *
  * A kvc_array is a small struct; copying it copies no elements. It owns one reference to its
  * buffer: give each array that an operation wrote to kvc_array_release. Slices share the buffer.
- * An array over borrowed memory (kvc_array_borrow) has no buffer and owns nothing.
+ * An array over borrowed memory (kvc_array_borrow) has no buffer and owns nothing. An output is
+ * never one of the inputs, and whatever it held before is not released.
  *
  * Updates keep functional meaning without its cost: they write in place when the array is the only
  * one that holds the buffer, and copy first when another could see the change. The caller is told
@@ -24,11 +25,11 @@
 
 /** A view of elements. Zeroed, it is the empty array, and releasing that does nothing. */
 typedef struct kvc_array {
-    kvc_buffer *buffer; /**< counted; NULL when the memory is borrowed */
-    void *data;         /**< element [0]…[0], a device pointer */
-    kvc_dtype dtype;
-    int ndim;
-    int64_t shape[KVC_MAX_DIMS];
+    kvc_buffer *buffer;            /**< counted; NULL when the memory is borrowed */
+    void *data;                    /**< element [0]…[0], a device pointer */
+    kvc_dtype dtype;               /**< of every element */
+    int ndim;                      /**< dimensions in use, 0 to KVC_MAX_DIMS */
+    int64_t shape[KVC_MAX_DIMS];   /**< elements along each, >= 0 */
     int64_t strides[KVC_MAX_DIMS]; /**< in elements; negative when a slice steps back */
 } kvc_array;
 

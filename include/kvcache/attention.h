@@ -62,10 +62,10 @@ typedef struct kvc_attention_stats {
 /** What a plan would do with a cache as it is now, and why. Sentences are for people. */
 typedef struct kvc_explanation {
     size_t struct_size; /**< sizeof(kvc_explanation), set by the caller */
-    kvc_path path;
-    bool slow;        /**< strict mode would refuse it */
-    char reason[320]; /**< why this path */
-    char remedy[320]; /**< what would make it faster; "" when nothing is known */
+    kvc_path path;      /**< the code that would run */
+    bool slow;          /**< strict mode would refuse it */
+    char reason[320];   /**< why this path */
+    char remedy[320];   /**< what would make it faster; "" when nothing is known */
 } kvc_explanation;
 
 /** A plan. */

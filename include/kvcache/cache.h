@@ -53,8 +53,8 @@ typedef struct kvc_cache_desc {
     int64_t layers;              /**< > 0 */
     const kvc_layer_spec *specs; /**< [spec_count], borrowed for the call */
     int64_t spec_count;          /**< layers, or 1 when all layers are alike */
-    kvc_growth growth;
-    int64_t chunk;         /**< positions; 0 means KVC_CHUNK_DEFAULT */
+    kvc_growth growth;           /**< how layers get room */
+    int64_t chunk;               /**< positions; 0 means KVC_CHUNK_DEFAULT */
     int64_t max_positions; /**< most positions a layer may hold; 0: no limit, but not for RESERVE */
 } kvc_cache_desc;
 

@@ -42,7 +42,7 @@ typedef struct kvc_cuda_shape {
 /** One condition of the fused kernel. */
 typedef struct kvc_cuda_check {
     const char *name; /**< "capacity", "length", …; static storage */
-    bool ok;
+    bool ok;          /**< the condition holds */
     char given[96];   /**< what it is: "capacity 812" */
     char wanted[96];  /**< what the rule wants: "a multiple of 256" */
     char remedy[160]; /**< what to change; "" when ok */
@@ -53,11 +53,11 @@ typedef struct kvc_cuda_check {
 
 /** The kernel, and each condition of the fused one. */
 typedef struct kvc_cuda_report {
-    size_t struct_size; /**< sizeof(kvc_cuda_report), set by the caller */
-    kvc_cuda_kernel kernel;
-    char reason[200]; /**< one sentence: which kernel, and the first condition that decided */
-    size_t count;     /**< checks in use */
-    kvc_cuda_check checks[KVC_CUDA_CHECKS];
+    size_t struct_size;     /**< sizeof(kvc_cuda_report), set by the caller */
+    kvc_cuda_kernel kernel; /**< what runs */
+    char reason[200];       /**< one sentence: which kernel, and the first condition that decided */
+    size_t count;           /**< checks in use */
+    kvc_cuda_check checks[KVC_CUDA_CHECKS]; /**< the first count of them */
 } kvc_cuda_report;
 
 KVC_BEGIN_DECLS

@@ -26,14 +26,16 @@ typedef struct kvc_strided {
     const int64_t *strides; /**< [ndim] in elements; negative and, in a source, zero are allowed */
 } kvc_strided;
 
+/** A table of calls; see struct kvc_device. */
 typedef struct kvc_device kvc_device;
 
 /** The calls of a device. Sizes are bytes and never 0. Calls are made from any thread. */
 struct kvc_device {
-    size_t struct_size; /**< sizeof(kvc_device) where the table was filled: the ABI's tag */
-    const char *name;   /**< "cpu"; static storage */
-    void *context;      /**< handed to every call */
-    size_t page_bytes;  /**< the unit of the pool's reuse rule and of commit */
+    size_t struct_size;  /**< sizeof(kvc_device) where the table was filled: the ABI's tag */
+    const char *name;    /**< "cpu"; static storage */
+    void *context;       /**< handed to every call */
+    size_t page_bytes;   /**< the unit of the pool's reuse rule and of commit */
+    size_t memory_bytes; /**< what the device has in all; 0: not known */
 
     /** Gives resident memory, aligned to KVC_ALIGNMENT_BYTES; contents undefined.
      * Returns KVC_OK or KVC_E_NOMEM. */

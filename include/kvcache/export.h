@@ -3,6 +3,10 @@
 #ifndef KVCACHE_EXPORT_H
 #define KVCACHE_EXPORT_H
 
+/** @def KVC_BEGIN_DECLS
+ * Opens the declarations of a header: C linkage in C++. */
+/** @def KVC_END_DECLS
+ * Closes what KVC_BEGIN_DECLS opened. */
 #ifdef __cplusplus
 #define KVC_BEGIN_DECLS extern "C" {
 #define KVC_END_DECLS   }
@@ -11,7 +15,10 @@
 #define KVC_END_DECLS
 #endif
 
-/** Marks a symbol that the shared library exports; all others are hidden. */
+/** @def KVC_API
+ * Marks a symbol that the shared library exports; all others are hidden. */
+/** @def KVC_MUST_USE
+ * Has the compiler warn where a result is dropped. */
 #if defined(__GNUC__)
 #define KVC_API      __attribute__((visibility("default")))
 #define KVC_MUST_USE __attribute__((warn_unused_result))

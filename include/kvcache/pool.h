@@ -7,7 +7,8 @@
  *
  * A hit makes no system call and its pages are resident. The least recently freed buffers go back
  * to the device when active + cached bytes would pass the memory limit, or when cached bytes pass
- * the cache limit.
+ * the cache limit: at first a quarter of the device's memory, as a cache that never hits would
+ * otherwise fill it with buffers that nobody can reuse.
  *
  * Reserved buffers (address space first, memory page by page) are pooled under the same rule, by
  * their address space; what they have committed stays committed.
@@ -52,7 +53,7 @@ typedef bool (*kvc_pressure_fn)(void *context, size_t bytes);
 
 KVC_BEGIN_DECLS
 
-/** Makes an empty pool without limits.
+/** Makes an empty pool, without a memory limit.
  * @param device  borrowed; must outlive the pool and its buffers
  * @errors        KVC_E_INVALID device is NULL or lacks a call; KVC_E_NOMEM */
 KVC_API KVC_MUST_USE kvc_status kvc_pool_new(kvc_pool **out, const kvc_device *device);

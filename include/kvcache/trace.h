@@ -20,10 +20,10 @@ typedef enum kvc_span_kind {
 
 /** One finished piece of work. */
 typedef struct kvc_span {
-    kvc_span_kind kind;
-    const char *name;  /**< what ran, static storage */
-    uint64_t start_ns; /**< CLOCK_MONOTONIC */
-    uint64_t end_ns;
+    kvc_span_kind kind; /**< what the time went to */
+    const char *name;   /**< what ran, static storage */
+    uint64_t start_ns;  /**< CLOCK_MONOTONIC */
+    uint64_t end_ns;    /**< as start_ns */
     uint64_t bytes; /**< allocated, committed, written; for a kernel the bytes of K and V read */
 } kvc_span;
 

@@ -7,7 +7,10 @@
 
 /** Changes with the ABI; the shared library's soname carries it. */
 #define KVC_VERSION_MAJOR 0
+/** Changes with every addition and, while the major version is 0, with the ABI: the soname has
+ * both. */
 #define KVC_VERSION_MINOR 1
+/** Changes with every release that only mends. */
 #define KVC_VERSION_PATCH 0
 
 KVC_BEGIN_DECLS

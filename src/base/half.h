@@ -20,7 +20,9 @@ static inline float kvc__f32_of_bits(uint32_t u) {
     return x;
 }
 
-static inline float kvc__f32_of_bf16(uint16_t h) { return kvc__f32_of_bits((uint32_t)h << 16); }
+static inline float kvc__f32_of_bf16(uint16_t h) {
+    return kvc__f32_of_bits((uint32_t)h << 16);
+}
 
 static inline uint16_t kvc__bf16_of_f32(float x) {
     const uint32_t u = kvc__bits_of_f32(x);

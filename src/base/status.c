@@ -1,10 +1,10 @@
-#include "base/error.h"
-
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <kvcache/version.h>
+
+#include "base/error.h"
 
 #define TEXT(x)  #x
 #define VALUE(x) TEXT(x)
@@ -35,14 +35,15 @@ const char *kvc_status_text(kvc_status status) {
     return "an unknown status";
 }
 
-const char *kvc_last_error(void) { return last_error; }
+const char *kvc_last_error(void) {
+    return last_error;
+}
 
-kvc_status kvc__fail(kvc_status status, const char *format, ...) {
+void kvc__set_error(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     (void)vsnprintf(last_error, sizeof last_error, format, arguments);
     va_end(arguments);
-    return status;
 }
 
 /* A struct's tag: the size that its owner compiled it with. */
@@ -56,8 +57,8 @@ static kvc_status check_tag(const void *tagged, const char *type) {
     if (!tagged) return kvc__fail(KVC_E_INVALID, "%s: NULL given, a struct wanted", type);
     const size_t bytes = tag_of(tagged);
     if (bytes <= sizeof(size_t) || bytes > 65536)
-        return kvc__fail(KVC_E_INVALID, "%s.struct_size: %zu given, sizeof(%s) wanted", type,
-                         bytes, type);
+        return kvc__fail(KVC_E_INVALID, "%s.struct_size: %zu given, sizeof(%s) wanted", type, bytes,
+                         type);
     return KVC_OK;
 }
 

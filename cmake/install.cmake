@@ -1,0 +1,34 @@
+# Headers, libraries, the pkg-config file and the CMake package. The program and its man pages are
+# installed where they are built. Nothing installed names its prefix, so the tree can be moved.
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvcache)
+
+set(libraries kvcache_static)
+if(KVC_BUILD_SHARED)
+    list(APPEND libraries kvcache)
+endif()
+
+install(DIRECTORY include/kvcache DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(TARGETS ${libraries} EXPORT kvcache-targets)
+install(EXPORT kvcache-targets NAMESPACE kvcache:: DESTINATION ${package_dir})
+
+configure_package_config_file(cmake/kvcache-config.cmake.in
+    ${PROJECT_BINARY_DIR}/cmake/kvcache-config.cmake INSTALL_DESTINATION ${package_dir})
+# As the soname: while the major version is 0, every minor version stands for itself.
+set(compatibility SameMajorVersion)
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+    set(compatibility SameMinorVersion)
+endif()
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/kvcache-config-version.cmake
+    COMPATIBILITY ${compatibility})
+install(FILES
+    ${PROJECT_BINARY_DIR}/cmake/kvcache-config.cmake
+    ${PROJECT_BINARY_DIR}/cmake/kvcache-config-version.cmake
+    DESTINATION ${package_dir})
+
+set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH prefix_from_pc /${pkgconfig_dir} /)
+cmake_path(SET KVC_PREFIX NORMALIZE "${prefix_from_pc}.")
+configure_file(cmake/kvcache.pc.in ${PROJECT_BINARY_DIR}/cmake/kvcache.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/kvcache.pc DESTINATION ${pkgconfig_dir})
