@@ -303,10 +303,7 @@ static int run(const options *o) {
     }
     if (o->json && report_json(new_object(o, &m, &r)) != CLI_DONE) status = CLI_FAILED;
     if (!o->json) print_table(o, &m, &r);
-    if (o->trace) {
-        if (!o->json) (void)putchar('\n');
-        if (trace_close(o->json ? stderr : stdout) != CLI_DONE) status = CLI_FAILED;
-    }
+    if (o->trace && trace_close(o->json ? stderr : stdout) != CLI_DONE) status = CLI_FAILED;
     return status;
 }
 

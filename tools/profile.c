@@ -75,11 +75,12 @@ static uint64_t outside_ns(const profile_track *track) {
 /* "20 buffers a step" or, when they are fewer than the steps, "20 buffers in 256 steps" */
 static void describe_count(char *out, size_t room, uint64_t count, const char *what,
                            const profile_track *track) {
+    const bool one = count == track->steps || (count == 1 && count < track->steps);
     if (count >= track->steps)
-        (void)snprintf(out, room, "%.3g %s a step", per_step(count, track), what);
+        (void)snprintf(out, room, "%.3g %s%s a step", per_step(count, track), what, one ? "" : "s");
     else
-        (void)snprintf(out, room, "%llu %s in %llu steps", (unsigned long long)count, what,
-                       (unsigned long long)track->steps);
+        (void)snprintf(out, room, "%llu %s%s in %llu steps", (unsigned long long)count, what,
+                       one ? "" : "s", (unsigned long long)track->steps);
 }
 
 /* "20 buffers a step, none of a size that the pool could reuse" */
@@ -93,7 +94,7 @@ static void describe_driver(char *out, size_t room, const profile_track *track) 
     else if (requests > 0)
         (void)snprintf(reuse, sizeof reuse, ", while the pool could serve %.0f %% of the requests",
                        100.0 * (double)track->pool_hits / (double)requests);
-    describe_count(buffers, sizeof buffers, track->spans[KVC_SPAN_ALLOCATE], "buffers", track);
+    describe_count(buffers, sizeof buffers, track->spans[KVC_SPAN_ALLOCATE], "buffer", track);
     (void)snprintf(out, room, "the driver was allocating%s (%s%s)",
                    gives_back ? " and taking back" : "", buffers, reuse);
 }
@@ -104,10 +105,10 @@ static void describe_rest(char *out, size_t room, const profile_track *track, co
     if (driver >= commit && driver >= outside_ns(track)) describe_driver(out, room, track);
     else if (commit >= outside_ns(track)) {
         char commits[64];
-        describe_count(commits, sizeof commits, track->spans[KVC_SPAN_COMMIT], "commits", track);
+        describe_count(commits, sizeof commits, track->spans[KVC_SPAN_COMMIT], "commit", track);
         (void)snprintf(out, room, "pages were being made resident (%s, %.3g KiB a step)", commits,
                        per_step(track->bytes[KVC_SPAN_COMMIT], track) / 1024);
-    } else (void)snprintf(out, room, "%s", outside);
+    } else (void)snprintf(out, room, "%s ran", outside);
 }
 
 /* Adds what a mean hides: one step that took a large part of all the time. */
@@ -141,7 +142,7 @@ void profile_print(FILE *file, const profile_track *tracks, size_t count, const 
     int width = 5;
     for (size_t i = 0; i < count; i++)
         if ((int)strlen(tracks[i].label) > width) width = (int)strlen(tracks[i].label);
-    (void)fprintf(file, "Share of the step, in %%:\n%-*s %8s %8s %8s %8s %8s %8s %8s %8s %10s\n",
+    (void)fprintf(file, "\nShare of the step, in %%:\n%-*s %8s %8s %8s %8s %8s %8s %8s %8s %10s\n",
                   width, "", "allocate", "release", "commit", "copy", "fill", "kernel", "outside",
                   "steps", "us/step");
     for (size_t i = 0; i < count; i++) {
