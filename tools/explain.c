@@ -97,17 +97,19 @@ static void print_cpu(const kvc_explanation *e) {
     if (e->remedy[0]) printf("  change: %s\n", e->remedy);
 }
 
-static int longest(const kvc_cuda_report *report, bool given) {
+/* The width of a column: of the checks' names, or of what was given. */
+static int width_of(const kvc_cuda_report *report, bool given) {
     size_t most = 0;
-    for (size_t i = 0; i < report->count; i++) {
-        const size_t length = strlen(given ? report->checks[i].given : report->checks[i].name);
+    for (size_t i = 0; i < report->count && i < KVC_CUDA_CHECKS; i++) {
+        const kvc_cuda_check *c = &report->checks[i];
+        const size_t length = strlen(given ? c->given : c->name);
         if (length > most) most = length;
     }
     return (int)most;
 }
 
 static void print_cuda(const kvc_cuda_report *report) {
-    const int name_width = longest(report, false), given_width = longest(report, true);
+    const int name_width = width_of(report, false), given_width = width_of(report, true);
     printf("\nOn CUDA, by MLX's rule: %s\n  why:    %s\n\n", kvc_cuda_kernel_name(report->kernel),
            report->reason);
     printf("      %-*s  %-*s  %s\n", name_width, "check", given_width, "given", "wanted by cuDNN");
