@@ -16,8 +16,10 @@ static int measure(const append_plan *plan, append_kind kind, append_row *row) {
     append_run *run;
     append_samples samples = {0};
     const int64_t steps = append_steps_of(plan, kind), start = plan->context - steps;
+    const int64_t lead = append_lead_steps(start);
     int status = append_open(&run, kind, &plan->shape, plan->context);
-    if (status == CLI_DONE) status = append_start(run, start);
+    if (status == CLI_DONE) status = append_start(run, start - lead);
+    if (status == CLI_DONE) status = append_lead_in(run, lead);
     if (status == CLI_DONE)
         status = append_take(&samples, run, kind, plan->shape.chunk, start, steps, "");
     *row = (append_row){.kind = kind, .context = plan->context, .cold = true};

@@ -8,10 +8,11 @@
 #include "trace.h"
 
 enum {
-    BLOCK_STEPS = 16, /* steps of one strategy before the next has its turn */
+    TURN_STEPS = 16,  /* steps of one strategy before the next has its turn */
     LEAST_ROUNDS = 5, /* one growing step each */
     MOST_ROUNDS = 64,
     CONCAT_STEPS = 4,        /* of a round */
+    CONCAT_STEPS_BEFORE = 2, /* of a round, unmeasured */
     CONCAT_SAMPLES = 8,      /* at least */
     CONTEXT_BUDGET_MS = 1000 /* then no round is started beyond the least */
 };
@@ -31,6 +32,17 @@ typedef struct lanes {
     size_t count;
     bool cold; /* pools are new: no round before the one that counts */
 } lanes;
+
+int64_t append_lead_steps(int64_t position) {
+    const int64_t lead = TURN_STEPS / 2;
+    return position < lead ? position : lead;
+}
+
+int append_lead_in(append_run *run, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (append_step(run) != CLI_DONE) return CLI_FAILED;
+    return CLI_DONE;
+}
 
 int64_t append_steps_of(const append_plan *plan, append_kind kind) {
     return kind == APPEND_CONCAT && plan->steps > CONCAT_STEPS ? CONCAT_STEPS : plan->steps;
@@ -92,6 +104,7 @@ void append_samples_free(append_samples *samples) {
     stats_free(&samples->all);
     stats_free(&samples->growth);
     stats_free(&samples->grown);
+    samples->figures = (append_figures){0};
 }
 
 void append_set_ratios(append_row *rows, size_t count, append_kind floor) {
@@ -111,10 +124,10 @@ static int open_lanes(lanes *all, const append_plan *plan, bool cold) {
     for (append_kind kind = 0; kind < APPEND_STRATEGIES; kind++) {
         if (!plan->chosen[kind]) continue;
         lane *l = &all->lane[all->count++];
-        l->kind = kind;
-        (void)snprintf(l->label, sizeof l->label, "%s %lld%s", append_names[kind],
+        l->kind = cold && kind == APPEND_MEMCPY ? APPEND_MEMCPY_FRESH : kind;
+        (void)snprintf(l->label, sizeof l->label, "%s %lld%s", append_names[l->kind],
                        (long long)plan->context, cold ? " cold" : "");
-        const int status = append_open(&l->run, kind, &plan->shape, plan->context);
+        const int status = append_open(&l->run, l->kind, &plan->shape, plan->context);
         if (status != CLI_DONE) return status;
     }
     return CLI_DONE;
@@ -136,42 +149,67 @@ static int take(const lanes *all, lane *l, int64_t position, int64_t count) {
                        l->label);
 }
 
-/* All but concat: in turns of a few steps, so that what disturbs the machine disturbs all alike,
- * and who comes first changes from turn to turn. */
-static int run_interleaved(lanes *all, size_t round) {
-    const append_plan *plan = all->plan;
-    const int64_t start = plan->context - plan->steps;
+/* Starts the lanes a little before the measured steps: a turn's first steps find cold caches, and
+ * the step that begins a chunk should not be one of them in every strategy. */
+static int start_interleaved(lanes *all, int64_t position) {
     for (size_t i = 0; i < all->count; i++) {
         lane *l = &all->lane[i];
-        if (!is_apart(l) && append_start(l->run, start) != CLI_DONE) return CLI_FAILED;
+        if (!is_apart(l) &&
+            append_start(l->run, position - append_lead_steps(position)) != CLI_DONE)
+            return CLI_FAILED;
     }
-    size_t turn = round;
-    for (int64_t done = 0; done < plan->steps; done += BLOCK_STEPS, turn++) {
-        const int64_t left = plan->steps - done;
-        for (size_t i = 0; i < all->count; i++) {
-            lane *l = &all->lane[(i + turn) % all->count];
-            if (is_apart(l)) continue;
-            if (take(all, l, start + done, left < BLOCK_STEPS ? left : BLOCK_STEPS) != CLI_DONE)
-                return CLI_FAILED;
-        }
+    return CLI_DONE;
+}
+
+/* One turn of each, in an order that changes from turn to turn. */
+static int take_turns(lanes *all, size_t turn, int64_t position, int64_t lead, int64_t count) {
+    for (size_t i = 0; i < all->count; i++) {
+        lane *l = &all->lane[(i + turn) % all->count];
+        if (is_apart(l)) continue;
+        if (append_lead_in(l->run, lead) != CLI_DONE || take(all, l, position, count) != CLI_DONE)
+            return CLI_FAILED;
+    }
+    return CLI_DONE;
+}
+
+/* All but concat: in turns of a few steps, so that what disturbs the machine disturbs all alike.
+ * The first turn is half a turn, so that chunks begin in the middle of one. */
+static int run_interleaved(lanes *all, size_t round) {
+    const int64_t start = all->plan->context - all->plan->steps;
+    int64_t lead = append_lead_steps(start), count = TURN_STEPS / 2;
+    if (start_interleaved(all, start) != CLI_DONE) return CLI_FAILED;
+    for (int64_t at = start; at < all->plan->context; at += count, count = TURN_STEPS, lead = 0) {
+        if (count > all->plan->context - at) count = all->plan->context - at;
+        if (take_turns(all, round++, at, lead, count) != CLI_DONE) return CLI_FAILED;
     }
     for (size_t i = 0; i < all->count; i++)
         if (!is_apart(&all->lane[i])) append_stop(all->lane[i].run);
     return CLI_DONE;
 }
 
+/* Steps concat as it is in the middle of a sequence: its pool full of buffers that were just too
+ * small. Left over from the round before would be those of the very sizes to come, which a sequence
+ * of any length has long driven out of the pool. */
+static int step_apart(const lanes *all, lane *l) {
+    const int64_t steps = append_steps_of(all->plan, l->kind);
+    const int64_t position = all->plan->context - steps;
+    const int64_t before = position < CONCAT_STEPS_BEFORE ? position : CONCAT_STEPS_BEFORE;
+    append_forget(l->run);
+    if (append_start(l->run, position - before) != CLI_DONE ||
+        append_lead_in(l->run, before) != CLI_DONE)
+        return CLI_FAILED;
+    return take(all, l, position, steps);
+}
+
 /* Concat, after the others: it leaves none of their memory in the CPU's caches. */
 static int run_apart(lanes *all) {
     for (size_t i = 0; i < all->count; i++) {
         lane *l = &all->lane[i];
-        const int64_t steps = append_steps_of(all->plan, l->kind);
         const uint64_t start_ns = stats_now_ns();
         if (!is_apart(l)) continue;
         if (l->spent_ns > CONTEXT_BUDGET_MS * 1000000u && l->samples.all.count >= CONCAT_SAMPLES)
             continue;
-        if (append_start(l->run, all->plan->context - steps) != CLI_DONE ||
-            take(all, l, all->plan->context - steps, steps) != CLI_DONE)
-            return CLI_FAILED;
+        if (step_apart(all, l) != CLI_DONE) return CLI_FAILED;
         append_stop(l->run);
         l->spent_ns += stats_now_ns() - start_ns;
     }
@@ -183,14 +221,10 @@ static int run_round(lanes *all, size_t round) {
     return status == CLI_DONE ? run_apart(all) : status;
 }
 
-/* The first round fills the pools, and is forgotten. */
+/* The first round fills the pools, and is forgotten. Concat fills its own before each round. */
 static int warm_up(lanes *all) {
-    const int status = run_round(all, 0);
-    for (size_t i = 0; i < all->count; i++) {
-        append_samples_free(&all->lane[i].samples);
-        all->lane[i].samples = (append_samples){0};
-        all->lane[i].spent_ns = 0;
-    }
+    const int status = run_interleaved(all, 0);
+    for (size_t i = 0; i < all->count; i++) append_samples_free(&all->lane[i].samples);
     return status;
 }
 
@@ -231,6 +265,8 @@ uint64_t append_warm_bytes(const append_plan *plan) {
 static int trace_round(lanes *all) {
     const int status = all->cold ? CLI_DONE : warm_up(all);
     if (status != CLI_DONE) return status;
+    for (size_t i = 0; i < all->count; i++) /* tracks in the order of the table */
+        trace_pool(all->lane[i].label, 0, 0);
     trace_record(true);
     if (run_round(all, 0) != CLI_DONE) return CLI_FAILED;
     trace_record(false);

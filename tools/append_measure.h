@@ -39,6 +39,12 @@ typedef struct append_samples {
     append_figures figures;
 } append_samples;
 
+/** Steps to take before the measured ones from `position` on, so that they find warm caches. */
+int64_t append_lead_steps(int64_t position);
+
+/** Takes `count` steps that nobody measures. */
+int append_lead_in(append_run *run, int64_t count);
+
 /** Takes `count` steps and times each.
  * @param label  the steps' track in a trace */
 int append_take(append_samples *samples, append_run *run, append_kind kind, int64_t chunk,

@@ -8,13 +8,15 @@
 #include <kvcache/device.h>
 
 #include "cli.h"
+#include "trace.h"
 
 const char *const append_names[APPEND_KINDS] = {"concat",  "chunk",  "assign",
                                                 "reserve", "memcpy", "memcpy-fresh"};
 
-/* Pools may keep what was freed up to this many times the caches, as a server's would: no memory is
- * so large that it could keep one buffer of every size that concatenation goes through. */
-enum { POOL_SETS = 3 };
+/* A pool may hold, what is in use included, this many times the caches: growth needs both sizes of
+ * a cache, and no memory is so large that it could keep one buffer of every size that concatenation
+ * goes through. */
+enum { POOL_SETS = 2 };
 #define POOL_SLACK_BYTES ((uint64_t)16 << 20)
 
 typedef struct strategy {
@@ -47,10 +49,20 @@ uint64_t append_set_bytes(const append_shape *shape, int64_t positions) {
     return (uint64_t)(shape->caches * shape->heads * positions) * row_bytes(shape);
 }
 
+/* What the caches hold at their end: whole chunks, or what RESERVE may commit. */
+static int64_t room_of(append_kind kind, const append_shape *shape, int64_t context) {
+    switch (kind) {
+    case APPEND_CHUNK:
+    case APPEND_ASSIGN: return (context + shape->chunk - 1) / shape->chunk * shape->chunk;
+    case APPEND_RESERVE: return context + 2 * shape->chunk;
+    default: return context;
+    }
+}
+
 uint64_t append_need_bytes(append_kind kind, const append_shape *shape, int64_t context) {
-    static const int sets[APPEND_KINDS] = {POOL_SETS, 2, 2, 1, 1, 1};
-    const uint64_t ahead = append_set_bytes(shape, 2 * shape->chunk);
-    return (uint64_t)sets[kind] * append_set_bytes(shape, context) + ahead + POOL_SLACK_BYTES;
+    const bool grows = kind <= APPEND_ASSIGN;
+    const uint64_t set = append_set_bytes(shape, room_of(kind, shape, context));
+    return (grows ? POOL_SETS : 1) * set + POOL_SLACK_BYTES;
 }
 
 /* The library's cache: concat, chunk, reserve. A cache's layer holds keys and values, so there are
@@ -75,7 +87,7 @@ static int cache_start(append_run *run, int64_t length) {
         .growth = growth_of(run->kind),
         .chunk = shape->chunk,
         /* A server's caches may go on: room past the end, so that work done ahead is measured. */
-        .max_positions = run->kind == APPEND_RESERVE ? run->context + 2 * shape->chunk : 0,
+        .max_positions = run->kind == APPEND_RESERVE ? room_of(run->kind, shape, run->context) : 0,
     };
     if (kvc_cache_new(&run->cache, run->pool, &desc) != KVC_OK)
         return cli_fail_library(append_names[run->kind]);
@@ -193,10 +205,13 @@ static int memcpy_start(append_run *run, int64_t length) {
 static int memcpy_step(append_run *run) {
     const size_t row = row_bytes(&run->shape), head = row * (size_t)run->context;
     const size_t heads = (size_t)run->shape.heads, at = row * (size_t)run->length;
+    const uint64_t bytes = (uint64_t)run->shape.caches * heads * row;
+    const uint64_t start_ns = trace_span_begin();
     for (int64_t i = 0; i < run->shape.caches; i++)
         for (size_t h = 0; h < heads; h++)
             memcpy(run->places[i] + h * head + at, run->row + h * row, row);
-    run->appended_bytes += (uint64_t)run->shape.caches * heads * row;
+    trace_span_end(start_ns, KVC_SPAN_COPY, "memcpy", bytes);
+    run->appended_bytes += bytes;
     run->copied_bytes = run->appended_bytes;
     return CLI_DONE;
 }
@@ -245,9 +260,8 @@ static int fill_run(append_run *run) {
     if (!run->arrays || !run->buffers || !run->places)
         return cli_fail("no memory for %zu caches", caches);
     if (kvc_pool_new(&run->pool, kvc_device_cpu()) != KVC_OK) return cli_fail_library("pool");
-    (void)kvc_pool_memory_limit_set(
-        run->pool, POOL_SETS * append_set_bytes(&run->shape, run->context) +
-                       append_set_bytes(&run->shape, 2 * run->shape.chunk) + POOL_SLACK_BYTES);
+    (void)kvc_pool_memory_limit_set(run->pool,
+                                    append_need_bytes(run->kind, &run->shape, run->context));
     return make_row(run);
 }
 
@@ -277,6 +291,10 @@ int append_step(append_run *run) {
     const int status = run->calls->step(run);
     if (status == CLI_DONE) run->length++;
     return status;
+}
+
+void append_forget(append_run *run) {
+    kvc_pool_clear(run->pool);
 }
 
 void append_stop(append_run *run) {

@@ -64,6 +64,9 @@ int append_step(append_run *run);
 /** Drops the caches; their memory goes to the run's pool. */
 void append_stop(append_run *run);
 
+/** Empties the pool. */
+void append_forget(append_run *run);
+
 /** Frees the run and its pool. NULL is allowed. */
 void append_close(append_run *run);
 

@@ -30,7 +30,8 @@ static const char help[] =
     "  --cold             add rows of fresh processes\n"
     "  --json             print one JSON object instead of the table\n"
     "  --plot FILE        draw the warm medians as SVG (needs gnuplot)\n"
-    "  --trace FILE       write a trace of one more round for Perfetto, and print its shares\n"
+    "  --trace FILE       write a trace of one more round, at the largest context, for Perfetto,\n"
+    "                     and print which share of the steps went where\n"
     "\n"
     "Strategies:\n"
     "  concat   the library's cache growing EXACT: every step concatenates\n"
@@ -41,14 +42,14 @@ static const char help[] =
     "           into untouched memory\n"
     "\n"
     "Warm rows: pools hold what an earlier run of the same lengths gave back, so pages are\n"
-    "resident: the steady state of a server. A pool may keep three times the caches. All but\n"
+    "resident: the steady state of a server. A pool may hold twice the caches. All but\n"
     "concat take turns of 16 steps, in changing order; concat, a few steps a round, comes after.\n"
     "Cold rows: each strategy in five processes of its own (concat: two), with an empty pool and\n"
     "memory never touched; figures are medians over the processes, max the largest.\n"
     "\n"
     "Columns and JSON keys:\n"
     "  p50, mean, p99, max (p50_us, ...)   microseconds a step, all caches together\n"
-    "  begins (growth_p50_us)              median of the steps whose position begins a chunk;\n"
+    "  growth (growth_p50_us)              median of the steps whose position begins a chunk;\n"
     "                                      concat grows on every step\n"
     "  grew (grown_p50_us)                 median of the steps in which the strategy itself took\n"
     "                                      a larger buffer or made memory resident\n"
@@ -171,6 +172,17 @@ static int check(const options *o, const machine *m) {
     return trace_open(o->trace, "the bench's loop and the library's own bookkeeping");
 }
 
+/* One more round at the largest context: what growth costs shows there most. */
+static int trace_largest(const options *o) {
+    size_t largest = 0;
+    for (size_t i = 1; i < o->context_count; i++)
+        if (o->contexts[i] > o->contexts[largest]) largest = i;
+    const append_plan plan = plan_for(o, largest);
+    cli_progress("context %" PRId64 ": tracing", plan.context);
+    if (append_trace(&plan, false) != CLI_DONE) return CLI_FAILED;
+    return o->cold ? append_trace(&plan, true) : CLI_DONE;
+}
+
 /* Cold rows first: they fork, and a fresh process should start from a small one. */
 static int measure(const options *o, results *r) {
     for (int warm = o->cold ? 0 : 1; warm < 2; warm++)
@@ -182,14 +194,9 @@ static int measure(const options *o, results *r) {
             if (status != CLI_DONE) return status;
             r->count += count;
         }
-    for (size_t i = 0; i < o->context_count && o->trace; i++)
-        for (int cold = 0; cold <= (o->cold ? 1 : 0); cold++) {
-            const append_plan plan = plan_for(o, i);
-            cli_progress("context %" PRId64 ": tracing", plan.context);
-            if (append_trace(&plan, cold) != CLI_DONE) return CLI_FAILED;
-        }
+    const int status = o->trace ? trace_largest(o) : CLI_DONE;
     cli_progress_end();
-    return CLI_DONE;
+    return status;
 }
 
 static double copied_per_appended(const append_row *row) {
@@ -212,7 +219,7 @@ static void print_heading(const options *o, const machine *m) {
            report_bytes(step, (double)append_set_bytes(&o->shape, 1)), o->shape.chunk, line,
            m->timer_ns);
     printf("%8s  %-12s %-5s %9s %9s %9s %9s %9s %9s %8s %7s %7s %9s %8s\n", "", "", "", "p50",
-           "mean", "p99", "max", "begins", "grew", "copied", "pool", "pool", "driver", "ratio to");
+           "mean", "p99", "max", "growth", "grew", "copied", "pool", "pool", "driver", "ratio to");
     printf("%8s  %-12s %-5s %9s %9s %9s %9s %9s %9s %8s %7s %7s %9s %8s\n", "N", "strategy",
            "state", "us", "us", "us", "us", "us", "us", "x", "hits", "misses", "us/step", "memcpy");
 }
@@ -231,7 +238,7 @@ static void print_row(const append_row *row) {
 }
 
 static void print_legend(const options *o) {
-    printf("\nus: microseconds a step, all caches together. begins: median of steps that begin a\n"
+    printf("\nus: microseconds a step, all caches together. growth: median of steps that begin a\n"
            "chunk (concat: every step); grew: of steps in which the strategy took a larger buffer\n"
            "or made memory resident. copied: bytes moved per byte appended. driver: time in mmap\n"
            "and the like. warm: pools hold what earlier caches gave back; ratio of medians.\n");
@@ -296,10 +303,7 @@ static int run(const options *o) {
     }
     if (o->json && report_json(new_object(o, &m, &r)) != CLI_DONE) status = CLI_FAILED;
     if (!o->json) print_table(o, &m, &r);
-    if (o->trace) {
-        if (!o->json) (void)putchar('\n');
-        if (trace_close(o->json ? stderr : stdout) != CLI_DONE) status = CLI_FAILED;
-    }
+    if (o->trace && trace_close(o->json ? stderr : stdout) != CLI_DONE) status = CLI_FAILED;
     return status;
 }
 

@@ -13,6 +13,15 @@ const char *report_number(char out[REPORT_ROOM], double value) {
     return out;
 }
 
+const char *report_time(char out[REPORT_ROOM], double ns) {
+    static const char *const units[] = {"ns", "us", "ms", "s"};
+    size_t unit = 0;
+    for (; ns >= 999.5 && unit + 1 < sizeof units / sizeof *units; unit++) ns /= 1000;
+    if (!isfinite(ns)) (void)snprintf(out, REPORT_ROOM, "-");
+    else (void)snprintf(out, REPORT_ROOM, "%.3g %s", ns, units[unit]);
+    return out;
+}
+
 const char *report_bytes(char out[REPORT_ROOM], double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     size_t unit = 0;

@@ -13,6 +13,9 @@ enum { REPORT_ROOM = 32 };
  * "118.4", "92841"; "-" for NAN. Returns out. */
 const char *report_number(char out[REPORT_ROOM], double value);
 
+/** Writes a time: "57.5 ns", "397 us", "6.83 ms"; "-" for NAN. Returns out. */
+const char *report_time(char out[REPORT_ROOM], double ns);
+
 /** Writes a count of bytes: "512 B", "80 KiB", "1.3 GiB". Returns out. */
 const char *report_bytes(char out[REPORT_ROOM], double bytes);
 

@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <kvcache/trace.h>
+
 /** Prepares a trace; nothing is recorded before trace_record(true).
  * @param path     where trace_close writes; checked here, so that no measurement is made in vain
  * @param outside  what the process does in a step while none of the library's spans runs, for the
@@ -21,12 +23,19 @@ int trace_open(const char *path, const char *outside);
 void trace_record(bool on);
 
 /** Opens a step: the unit whose time is shared out.
- * @param label  the track it goes to, and a row of the table: "concat 4096"; borrowed until
- *               trace_close. Steps of equal labels are added up. */
+ * @param label  the track it goes to, and a row of the table: "concat 4096". Steps of
+ *               equal labels are added up. */
 void trace_step_begin(const char *label);
 
 /** Closes the step that is open. */
 void trace_step_end(void);
+
+/** Returns the start of a span of the command's own, such as a memcpy; 0 while not recording. */
+uint64_t trace_span_begin(void);
+
+/** Ends a span that began at start_ns; nothing when that is 0.
+ * @param name  static storage */
+void trace_span_end(uint64_t start_ns, kvc_span_kind kind, const char *name, uint64_t bytes);
 
 /** Adds what the pool did during the steps of a label, for the sentence. */
 void trace_pool(const char *label, uint64_t hits, uint64_t misses);
