@@ -56,6 +56,7 @@ int cli_fail_library(const char *what) {
 int cli_flush(int status) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    if (status != CLI_DONE) return status; /* one line is told already */
     return cli_fail("stdout: %s", errno ? strerror(errno) : "not everything could be written");
 }
 

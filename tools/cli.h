@@ -42,7 +42,7 @@ __attribute__((format(printf, 1, 2))) int cli_fail(const char *format, ...);
 int cli_fail_library(const char *what);
 
 /** Flushes stdout. Returns status, or CLI_FAILED with a line when what was printed did not arrive
- * (closed pipe, full disk). */
+ * (closed pipe, full disk); after another failure there is no second line. */
 int cli_flush(int status);
 
 /** What cli_next returns beside the options' own values, which start at CLI_FIRST. */
