@@ -317,11 +317,14 @@ static void print_table(const options *o, const machine *m, const row *rows) {
                report_number(n[5], gbps(r, r->floor_us.p50)), report_number(n[6], ratio(r)),
                kvc_path_name(r->path));
     }
-    printf(
-        "\nRuns go from layer to layer over at least 4 x the last-level cache, so that each reads\n"
-        "memory. floor: the same bytes read by the fastest of %d plain loops, in turn with the\n"
-        "runs; ratio: time over the floor's time.\n",
-        FLOOR_VARIANTS);
+    printf("\nfloor: the same bytes read by the fastest of %d plain loops, in turn with the runs;\n"
+           "ratio: time over the floor's time. Runs go from layer to layer, over %s at least.\n",
+           FLOOR_VARIANTS, report_bytes(n[0], (double)rotate_bytes(o, m)));
+    for (size_t i = 0; i < o->context_count; i++)
+        if (rows[i].bytes * (uint64_t)rows[i].layers < rotate_bytes(o, m))
+            printf("context %" PRId64 ": %d layers are the most, and hold %s only\n",
+                   rows[i].context, MOST_LAYERS,
+                   report_bytes(n[0], (double)rows[i].bytes * (double)rows[i].layers));
 }
 
 static json_t *new_row(const options *o, const row *r) {
