@@ -172,6 +172,17 @@ static int check(const options *o, const machine *m) {
     return trace_open(o->trace, "the bench's loop and the library's own bookkeeping");
 }
 
+/* Puts the rows in the order of the table: by context as given, warm before cold. */
+static void put_in_order(const options *o, results *r) {
+    const results from = *r;
+    r->count = 0;
+    for (size_t c = 0; c < o->context_count; c++)
+        for (int cold = 0; cold < 2; cold++)
+            for (size_t i = 0; i < from.count; i++)
+                if (from.rows[i].context == o->contexts[c] && from.rows[i].cold == (cold == 1))
+                    r->rows[r->count++] = from.rows[i];
+}
+
 /* One more round at the largest context: what growth costs shows there most. */
 static int trace_largest(const options *o) {
     size_t largest = 0;
@@ -194,6 +205,7 @@ static int measure(const options *o, results *r) {
             if (status != CLI_DONE) return status;
             r->count += count;
         }
+    put_in_order(o, r);
     const int status = o->trace ? trace_largest(o) : CLI_DONE;
     cli_progress_end();
     return status;
@@ -237,6 +249,29 @@ static void print_row(const append_row *row) {
            report_number(n[8], row->ratio_to_memcpy));
 }
 
+static const append_row *find_warm(const results *r, append_kind kind, int64_t context) {
+    for (size_t i = 0; i < r->count; i++) {
+        const append_row *row = &r->rows[i];
+        if (row->kind == kind && row->context == context && !row->cold) return row;
+    }
+    return NULL;
+}
+
+/* The seed's own comparison. */
+static void print_comparison(const results *r) {
+    bool begun = false;
+    for (size_t i = 0; i < r->count; i++) {
+        char times[REPORT_ROOM];
+        const append_row *concat = &r->rows[i];
+        const append_row *chunk = find_warm(r, APPEND_CHUNK, concat->context);
+        if (concat->kind != APPEND_CONCAT || concat->cold || !chunk) continue;
+        printf("%s %s x at %" PRId64, begun ? "," : "\nconcat takes the time of chunk",
+               report_number(times, concat->step_us.p50 / chunk->step_us.p50), concat->context);
+        begun = true;
+    }
+    if (begun) printf(" (medians, warm)\n");
+}
+
 static void print_legend(const options *o) {
     printf("\nus: microseconds a step, all caches together. growth: median of steps that begin a\n"
            "chunk (concat: every step); grew: of steps in which the strategy took a larger buffer\n"
@@ -248,13 +283,11 @@ static void print_legend(const options *o) {
 
 static void print_table(const options *o, const machine *m, const results *r) {
     print_heading(o, m);
-    for (size_t c = 0; c < o->context_count; c++) {
-        if (c > 0) (void)putchar('\n');
-        for (int cold = 0; cold < 2; cold++)
-            for (size_t i = 0; i < r->count; i++)
-                if (r->rows[i].context == o->contexts[c] && r->rows[i].cold == (cold == 1))
-                    print_row(&r->rows[i]);
+    for (size_t i = 0; i < r->count; i++) {
+        if (i > 0 && r->rows[i].context != r->rows[i - 1].context) (void)putchar('\n');
+        print_row(&r->rows[i]);
     }
+    print_comparison(r);
     print_legend(o);
 }
 

@@ -29,11 +29,13 @@ static const char help[] =
     "  --dim N           elements of a head's row (128)\n"
     "  --dtype TYPE      of keys and values: f32, f16 or bf16 (bf16)\n"
     "  --contexts LIST   positions attended over (1024,4096,16384)\n"
+    "  --rotate N        MiB of keys and values that the runs go over, at least (four times the\n"
+    "                    last-level cache)\n"
     "  --json            print one JSON object instead of the table\n"
     "  --trace FILE      write a trace of one more pass for Perfetto, and print its shares\n"
     "\n"
-    "Each context gets one cache with so many layers that their keys and values together are at\n"
-    "least four times the last-level cache; runs go from layer to layer, so each reads memory.\n"
+    "Each context gets one cache with so many layers, 4096 at most, that their keys and values\n"
+    "together are at least --rotate; runs go from layer to layer, so that each reads memory.\n"
     "Passes of attention and passes of plain reading over the same bytes take turns.\n"
     "\n"
     "Columns and JSON keys:\n"
@@ -45,10 +47,11 @@ static const char help[] =
 
 enum {
     MOST_CONTEXTS = 16,
-    MOST_LAYERS = 65536,
+    MOST_LAYERS = 4096, /* each takes two ranges of address space, of which Linux gives 65530 */
     FILL_POSITIONS = 256,
     LEAST_PASSES = 3,
     LEAST_RUNS = 40, /* of one context, in all passes */
+    MOST_RUNS = 10000,
     BUDGET_MS = 1500
 };
 
@@ -57,6 +60,7 @@ enum {
 typedef struct options {
     int64_t q_heads, kv_heads, dim, contexts[MOST_CONTEXTS];
     size_t context_count;
+    int64_t rotate_mib; /* 0: by the machine */
     kvc_dtype dtype;
     bool json;
     const char *trace;
@@ -86,9 +90,14 @@ static uint64_t run_bytes(const options *o, int64_t context) {
     return 2 * (uint64_t)(o->kv_heads * o->dim * context) * kvc_dtype_size_bytes(o->dtype);
 }
 
-static int64_t layers_for(uint64_t bytes, const machine *m) {
-    const uint64_t want = 4 * (m->llc_bytes ? m->llc_bytes : UNKNOWN_CACHE_BYTES);
-    const uint64_t layers = (want + bytes - 1) / bytes;
+/* What the runs should go over: more than any cache keeps from one pass to the next. */
+static uint64_t rotate_bytes(const options *o, const machine *m) {
+    if (o->rotate_mib) return (uint64_t)o->rotate_mib << 20;
+    return 4 * (m->llc_bytes ? m->llc_bytes : UNKNOWN_CACHE_BYTES);
+}
+
+static int64_t layers_for(const options *o, const machine *m, uint64_t bytes) {
+    const uint64_t layers = (rotate_bytes(o, m) + bytes - 1) / bytes;
     return layers < 2 ? 2 : layers > MOST_LAYERS ? MOST_LAYERS : (int64_t)layers;
 }
 
@@ -240,7 +249,8 @@ static int measure(subject *s) {
     const uint64_t begin_ns = stats_now_ns();
     for (size_t pass = 0; status == CLI_DONE; pass++) {
         const bool enough = pass >= LEAST_PASSES && s->run_us.count >= LEAST_RUNS;
-        if (enough && stats_now_ns() - begin_ns > BUDGET_MS * 1000000u) break;
+        const bool late = stats_now_ns() - begin_ns > BUDGET_MS * 1000000u;
+        if (enough && (late || s->run_us.count >= MOST_RUNS)) break;
         cli_progress("context %" PRId64 ": pass %zu", s->row->context, pass + 1);
         status = attend_pass(s);
         if (status == CLI_DONE) status = read_pass(s, s->row->floor_variant, &s->floor_us, &ns);
@@ -268,7 +278,7 @@ static int trace_pass(subject *s) {
 static int measure_context(const options *o, const machine *m, row *r) {
     subject s = {.options = o, .row = r};
     r->bytes = run_bytes(o, r->context);
-    r->layers = layers_for(r->bytes, m);
+    r->layers = layers_for(o, m, r->bytes);
     cli_progress("context %" PRId64 ": filling %" PRId64 " layers", r->context, r->layers);
     int status = make_cache(&s);
     if (status == CLI_DONE) status = make_plan(&s);
@@ -307,11 +317,14 @@ static void print_table(const options *o, const machine *m, const row *rows) {
                report_number(n[5], gbps(r, r->floor_us.p50)), report_number(n[6], ratio(r)),
                kvc_path_name(r->path));
     }
-    printf(
-        "\nRuns go from layer to layer over at least 4 x the last-level cache, so that each reads\n"
-        "memory. floor: the same bytes read by the fastest of %d plain loops, in turn with the\n"
-        "runs; ratio: time over the floor's time.\n",
-        FLOOR_VARIANTS);
+    printf("\nfloor: the same bytes read by the fastest of %d plain loops, in turn with the runs;\n"
+           "ratio: time over the floor's time. Runs go from layer to layer, over %s at least.\n",
+           FLOOR_VARIANTS, report_bytes(n[0], (double)rotate_bytes(o, m)));
+    for (size_t i = 0; i < o->context_count; i++)
+        if (rows[i].bytes * (uint64_t)rows[i].layers < rotate_bytes(o, m))
+            printf("context %" PRId64 ": %d layers are the most, and hold %s only\n",
+                   rows[i].context, MOST_LAYERS,
+                   report_bytes(n[0], (double)rows[i].bytes * (double)rows[i].layers));
 }
 
 static json_t *new_row(const options *o, const row *r) {
@@ -342,7 +355,7 @@ static int check(const options *o, const machine *m) {
         const uint64_t bytes = run_bytes(o, o->contexts[i]);
         (void)snprintf(what, sizeof what, "context %" PRId64, o->contexts[i]);
         /* Pages are committed a little ahead of the length. */
-        if (!machine_has_room(m, bytes * (uint64_t)layers_for(bytes, m) / 16 * 17, what,
+        if (!machine_has_room(m, bytes * (uint64_t)layers_for(o, m, bytes) / 16 * 17, what,
                               "--contexts, --heads or --dim"))
             return CLI_FAILED;
     }
@@ -374,6 +387,7 @@ enum {
     OPTION_DIM,
     OPTION_DTYPE,
     OPTION_CONTEXTS,
+    OPTION_ROTATE,
     OPTION_JSON,
     OPTION_TRACE
 };
@@ -383,6 +397,7 @@ static const struct option option_table[] = {
     {"dim", required_argument, NULL, OPTION_DIM},
     {"dtype", required_argument, NULL, OPTION_DTYPE},
     {"contexts", required_argument, NULL, OPTION_CONTEXTS},
+    {"rotate", required_argument, NULL, OPTION_ROTATE},
     {"json", no_argument, NULL, OPTION_JSON},
     {"trace", required_argument, NULL, OPTION_TRACE},
     CLI_OPTIONS_END,
@@ -397,6 +412,7 @@ static bool read_option(options *o, int option) {
     case OPTION_CONTEXTS:
         return cli_list_int64("--contexts", optarg, 1, 1 << 24, o->contexts, MOST_CONTEXTS,
                               &o->context_count);
+    case OPTION_ROTATE: return cli_int64("--rotate", optarg, 1, 1 << 20, &o->rotate_mib);
     case OPTION_JSON: return o->json = true;
     case OPTION_TRACE: return (o->trace = optarg) != NULL;
     default: return false; /* cli_next has told */
