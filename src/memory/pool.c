@@ -110,13 +110,13 @@ kvc_buffer *kvc__pool_take(kvc_pool *pool, size_t bytes, bool reserved) {
     return b;
 }
 
-/* Counts bytes as active when they fit beside the active ones; *out tells what is free if not. */
-static bool try_charge(kvc_pool *pool, size_t bytes, uint64_t *free_bytes) {
+/* Counts bytes as active when they fit beside the active ones; tells the limit and what it left. */
+static bool try_charge(kvc_pool *pool, size_t bytes, size_t *limit, size_t *left) {
     kvc_buffer *evicted = NULL;
     (void)pthread_mutex_lock(&pool->lock);
-    const uint64_t limit = pool->memory_limit_bytes, active = pool->stats.active_bytes;
-    *free_bytes = limit > active ? limit - active : 0;
-    const bool fits = bytes <= *free_bytes;
+    *limit = pool->memory_limit_bytes;
+    *left = *limit > pool->stats.active_bytes ? *limit - pool->stats.active_bytes : 0;
+    const bool fits = bytes <= *left;
     if (fits) {
         evict_for(pool, bytes, &evicted);
         pool->stats.active_bytes += bytes;
@@ -128,15 +128,14 @@ static bool try_charge(kvc_pool *pool, size_t bytes, uint64_t *free_bytes) {
 }
 
 kvc_status kvc__pool_charge(kvc_pool *pool, size_t bytes) {
-    uint64_t free_bytes = 0;
-    for (int i = 0; i <= PRESSURE_TRIES; i++) {
-        if (try_charge(pool, bytes, &free_bytes)) return KVC_OK;
-        if (!ask_under_pressure(pool, bytes)) break;
-    }
-    return kvc__fail(KVC_E_LIMIT,
-                     "pool: %zu bytes asked for, %llu left under the memory limit of %zu: free "
-                     "buffers or raise it with kvc_pool_memory_limit_set",
-                     bytes, (unsigned long long)free_bytes, pool->memory_limit_bytes);
+    size_t limit, left;
+    for (int asked = 0; !try_charge(pool, bytes, &limit, &left); asked++)
+        if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
+            return kvc__fail(KVC_E_LIMIT,
+                             "pool: %zu bytes asked for, %zu left under the memory limit of %zu: "
+                             "free buffers or raise it with kvc_pool_memory_limit_set",
+                             bytes, left, limit);
+    return KVC_OK;
 }
 
 void kvc__pool_uncharge(kvc_pool *pool, size_t bytes) {
@@ -157,14 +156,14 @@ static kvc_status drive_once(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind 
 
 kvc_status kvc__pool_drive(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
                            size_t bytes) {
-    for (int i = 0; i <= PRESSURE_TRIES; i++) {
+    for (int asked = 0;; asked++) {
         if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
         evict_all(pool);
         if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
-        if (!ask_under_pressure(pool, bytes)) break;
+        if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
+            return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes",
+                             pool->device->name, bytes);
     }
-    return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes", pool->device->name,
-                     bytes);
 }
 
 static void destroy(kvc_pool *pool) {

@@ -58,6 +58,21 @@ static void pressure__a_callback_that_says_no_lets_the_request_fail(void **state
     assert_int_equal(s.asked, 1);
 }
 
+static void pressure__a_request_is_tried_again_eight_times_at_most(void **state) {
+    pool_fixture *f = *state;
+    spender s = {.pool = f->pool, .says_yes = SIZE_MAX};
+    (void)kvc_pool_memory_limit_set(f->pool, 50000);
+    kvc_pool_pressure_set(f->pool, spend, &s);
+    kvc_buffer *b;
+    assert_fails(kvc_buffer_new(&b, f->pool, 50001), KVC_E_LIMIT);
+    assert_int_equal(s.asked, 8);
+
+    (void)kvc_pool_memory_limit_set(f->pool, SIZE_MAX);
+    f->device.room_bytes = 50000;
+    assert_fails(kvc_buffer_new(&b, f->pool, 50001), KVC_E_NOMEM);
+    assert_int_equal(s.asked, 16);
+}
+
 static void pressure__the_eighth_answer_still_counts(void **state) {
     pool_fixture *f = *state;
     spender s = spender_of(f->pool, 8, 10000);
@@ -150,6 +165,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         pool_test(pressure__what_the_callback_frees_serves_a_request_over_the_limit),
         pool_test(pressure__a_callback_that_says_no_lets_the_request_fail),
+        pool_test(pressure__a_request_is_tried_again_eight_times_at_most),
         pool_test(pressure__the_eighth_answer_still_counts),
         pool_test(pressure__a_device_without_memory_gets_cached_buffers_back_and_is_asked_again),
         pool_test(pressure__a_device_without_memory_has_the_callback_asked),
