@@ -19,10 +19,12 @@ static void note_peaks(kvc_pool *pool) {
     s->peak_total_bytes = largest(s->peak_total_bytes, s->active_bytes + s->cached_bytes);
 }
 
-static void count_driver(kvc_pool *pool, uint64_t calls, uint64_t ns) {
+/* Counts a call on the device. What was charged for one that took memory is there only now. */
+static void count_driver(kvc_pool *pool, uint64_t ns, bool took) {
     (void)pthread_mutex_lock(&pool->lock);
-    pool->stats.driver_calls += calls;
+    pool->stats.driver_calls++;
     pool->stats.driver_ns += ns;
+    if (took) note_peaks(pool);
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
@@ -54,7 +56,7 @@ static void free_buffer(kvc_pool *pool, kvc_buffer *b) {
         const uint64_t start_ns = kvc__now_ns();
         (reserved ? device->release : device->deallocate)(device->context, b->data,
                                                           b->capacity_bytes);
-        count_driver(pool, 1, kvc__now_ns() - start_ns);
+        count_driver(pool, kvc__now_ns() - start_ns, false);
         if (kvc__span_begin())
             kvc__span_end(start_ns, KVC_SPAN_RELEASE, "release", b->resident_bytes);
     }
@@ -120,7 +122,6 @@ static bool try_charge(kvc_pool *pool, size_t bytes, size_t *limit, size_t *left
     if (fits) {
         evict_for(pool, bytes, &evicted);
         pool->stats.active_bytes += bytes;
-        note_peaks(pool);
     }
     (void)pthread_mutex_unlock(&pool->lock);
     give_back(pool, evicted);
@@ -148,7 +149,7 @@ static kvc_status drive_once(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind 
                              size_t bytes) {
     const uint64_t start_ns = kvc__now_ns();
     const kvc_status status = call(pool->device, memory, bytes);
-    count_driver(pool, 1, kvc__now_ns() - start_ns);
+    count_driver(pool, kvc__now_ns() - start_ns, status == KVC_OK);
     if (kvc__span_begin())
         kvc__span_end(start_ns, kind, kind == KVC_SPAN_COMMIT ? "commit" : "allocate", bytes);
     return status;

@@ -116,6 +116,23 @@ static void pressure__a_device_without_memory_has_the_callback_asked(void **stat
     while (s.spares) kvc_buffer_release(s.spare[--s.spares]);
 }
 
+static void pressure__a_device_that_fails_leaves_the_figures_as_they_were(void **state) {
+    pool_fixture *f = *state;
+    kvc_buffer *held = pool_take(f->pool, 1000), *b = held;
+    const kvc_pool_stats before = pool_stats(f->pool);
+    f->device.room_bytes = 2000;
+    assert_fails(kvc_buffer_new(&b, f->pool, 100000), KVC_E_NOMEM);
+    assert_null(b);
+    assert_non_null(strstr(kvc_last_error(), "100000"));
+    assert_non_null(strstr(kvc_last_error(), "test"));
+    const kvc_pool_stats after = pool_stats(f->pool);
+    assert_int_equal(after.active_bytes, before.active_bytes);
+    assert_int_equal(after.cached_bytes, before.cached_bytes);
+    assert_int_equal(after.peak_active_bytes, before.peak_active_bytes);
+    assert_int_equal(after.peak_total_bytes, before.peak_total_bytes);
+    kvc_buffer_release(held);
+}
+
 static void pressure__one_failure_of_the_device_is_survived(void **state) {
     pool_fixture *f = *state;
     test_device_fail(&f->device, TEST_ALLOCATE, 1, 1);
@@ -169,6 +186,7 @@ int main(void) {
         pool_test(pressure__the_eighth_answer_still_counts),
         pool_test(pressure__a_device_without_memory_gets_cached_buffers_back_and_is_asked_again),
         pool_test(pressure__a_device_without_memory_has_the_callback_asked),
+        pool_test(pressure__a_device_that_fails_leaves_the_figures_as_they_were),
         pool_test(pressure__one_failure_of_the_device_is_survived),
         pool_test(pressure__a_commit_over_the_limit_asks_too),
         pool_test(pressure__the_callback_may_clear_the_pool_and_set_its_limits),

@@ -264,6 +264,7 @@ static void commit__a_device_that_fails_keeps_what_was_there(void **state) {
     assert_fails(kvc_buffer_commit(b, 2 * unit, 5 * unit), KVC_E_NOMEM);
     assert_int_equal(kvc_buffer_resident_bytes(b), 3 * unit);
     assert_int_equal(pool_stats(f->pool).active_bytes, 3 * unit);
+    assert_int_equal(pool_stats(f->pool).peak_active_bytes, 3 * unit);
     memset((char *)kvc_buffer_data(b) + 2 * unit, 1, 3 * unit);
     test_device_fail(&f->device, TEST_COMMIT, 1, 0);
     assert_ok(kvc_buffer_commit(b, 2 * unit, 5 * unit));
