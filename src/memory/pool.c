@@ -105,7 +105,7 @@ kvc_buffer *kvc__pool_take(kvc_pool *pool, size_t bytes, bool reserved) {
         pool->stats.cached_bytes -= b->resident_bytes;
         pool->stats.active_bytes += b->resident_bytes;
         note_peaks(pool);
-    } else {
+    } else if (bytes) { /* no device is asked for 0 bytes */
         pool->stats.misses++;
     }
     (void)pthread_mutex_unlock(&pool->lock);
