@@ -77,12 +77,15 @@ static void give_back(kvc_pool *pool, kvc_buffer *list) {
     }
 }
 
-static void evict_all(kvc_pool *pool) {
+/* Gives all that is cached back; false when there was nothing. */
+static bool evict_all(kvc_pool *pool) {
     kvc_buffer *list = NULL;
     (void)pthread_mutex_lock(&pool->lock);
     while (pool->shelf.oldest) evict_oldest(pool, &list);
     (void)pthread_mutex_unlock(&pool->lock);
+    const bool any = list != NULL;
     give_back(pool, list);
+    return any;
 }
 
 static bool ask_under_pressure(kvc_pool *pool, size_t bytes) {
@@ -159,16 +162,15 @@ kvc_status kvc__pool_drive(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind ki
                            size_t bytes) {
     for (int asked = 0;; asked++) {
         if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
-        evict_all(pool);
-        if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
+        if (evict_all(pool) && drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
         if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
             return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes",
                              pool->device->name, bytes);
     }
 }
 
+/* Nothing is cached any more: kvc_pool_free saw to that before its hold ended. */
 static void destroy(kvc_pool *pool) {
-    evict_all(pool);
     kvc__shelf_deinit(&pool->shelf);
     (void)pthread_mutex_destroy(&pool->lock);
     kvc__free(pool, 1, sizeof *pool);
@@ -232,7 +234,7 @@ void kvc_pool_free(kvc_pool *pool) {
     KVC_ASSERT(!pool->freed);
     pool->freed = true;
     (void)pthread_mutex_unlock(&pool->lock);
-    evict_all(pool);
+    (void)evict_all(pool);
     kvc__pool_drop_hold(pool);
 }
 
@@ -255,7 +257,7 @@ void kvc_pool_peak_reset(kvc_pool *pool) {
 }
 
 void kvc_pool_clear(kvc_pool *pool) {
-    evict_all(pool);
+    (void)evict_all(pool);
 }
 
 static size_t set_limit(kvc_pool *pool, size_t *limit, size_t bytes) {

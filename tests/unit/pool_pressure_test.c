@@ -133,16 +133,27 @@ static void pressure__a_device_that_fails_leaves_the_figures_as_they_were(void *
     kvc_buffer_release(held);
 }
 
-static void pressure__one_failure_of_the_device_is_survived(void **state) {
+static void pressure__one_failure_of_the_device_is_survived_by_giving_back(void **state) {
     pool_fixture *f = *state;
-    test_device_fail(&f->device, TEST_ALLOCATE, 1, 1);
-    kvc_buffer *b = pool_take(f->pool, 100);
+    kvc_buffer *b, *reserved;
+    test_device_fail(&f->device, TEST_ALLOCATE, 2, 1);
+    pool_keep(f->pool, 10);
+    b = pool_take(f->pool, 100);
     kvc_buffer_release(b);
     test_device_fail(&f->device, TEST_RESERVE, 1, 1);
-    assert_ok(kvc_buffer_reserve(&b, f->pool, 100));
+    assert_ok(kvc_buffer_reserve(&reserved, f->pool, 100));
+    pool_keep(f->pool, 10);
     test_device_fail(&f->device, TEST_COMMIT, 1, 1);
-    assert_ok(kvc_buffer_commit(b, 0, 100));
-    kvc_buffer_release(b);
+    assert_ok(kvc_buffer_commit(reserved, 0, 100));
+    kvc_buffer_release(reserved);
+}
+
+static void pressure__with_nothing_to_give_back_the_device_is_asked_once(void **state) {
+    pool_fixture *f = *state;
+    kvc_buffer *b;
+    f->device.room_bytes = 1000;
+    assert_fails(kvc_buffer_new(&b, f->pool, 1001), KVC_E_NOMEM);
+    assert_int_equal(f->device.calls[TEST_ALLOCATE], 1);
 }
 
 static void pressure__a_commit_over_the_limit_asks_too(void **state) {
@@ -187,7 +198,8 @@ int main(void) {
         pool_test(pressure__a_device_without_memory_gets_cached_buffers_back_and_is_asked_again),
         pool_test(pressure__a_device_without_memory_has_the_callback_asked),
         pool_test(pressure__a_device_that_fails_leaves_the_figures_as_they_were),
-        pool_test(pressure__one_failure_of_the_device_is_survived),
+        pool_test(pressure__one_failure_of_the_device_is_survived_by_giving_back),
+        pool_test(pressure__with_nothing_to_give_back_the_device_is_asked_once),
         pool_test(pressure__a_commit_over_the_limit_asks_too),
         pool_test(pressure__the_callback_may_clear_the_pool_and_set_its_limits),
     };
