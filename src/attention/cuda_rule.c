@@ -138,8 +138,8 @@ static void check_cache(kvc_cuda_report *report, const kvc_cuda_shape *s, int64_
     WRITE(c->given, "capacity %lld", (long long)s->capacity);
     WRITE(c->wanted, "a multiple of %d", CHUNK);
     if (!c->ok)
-        WRITE(c->remedy, "use growth chunk %d, which keeps it a multiple: %lld", CHUNK,
-              (long long)((s->capacity / CHUNK + 1) * CHUNK));
+        WRITE(c->remedy, "use growth chunk %d, which keeps it a multiple: %llu", CHUNK,
+              ((unsigned long long)s->capacity / CHUNK + 1) * CHUNK);
 
     c = add(report, "buffer", s->buffer_elements == exact);
     WRITE(c->given, "a buffer of %lld elements", (long long)s->buffer_elements);
