@@ -107,9 +107,9 @@ static void check_queries(kvc_cuda_report *report, const kvc_cuda_shape *s) {
      * keys. */
     kvc_cuda_check *c = add(report, "q_len", decode || s->array_mask || s->q_len <= s->length);
     WRITE(c->given, "q_len %lld", (long long)s->q_len);
-    if (decode) WRITE(c->wanted, "1: decode, where mask and layout of the cache count");
+    if (decode) WRITE(c->wanted, "1 (decode: mask and layout of the cache count)");
     else
-        WRITE(c->wanted, "at most the length %lld: causal prefill, where no layout counts",
+        WRITE(c->wanted, "at most length %lld (causal prefill: no layout counts)",
               (long long)s->length);
     if (!c->ok) WRITE(c->remedy, "append the keys and values of all queries before attending");
 }
@@ -138,8 +138,8 @@ static void check_cache(kvc_cuda_report *report, const kvc_cuda_shape *s, int64_
     WRITE(c->given, "capacity %lld", (long long)s->capacity);
     WRITE(c->wanted, "a multiple of %d", CHUNK);
     if (!c->ok)
-        WRITE(c->remedy, "use growth chunk %d, which keeps it a multiple: %lld", CHUNK,
-              (long long)((s->capacity / CHUNK + 1) * CHUNK));
+        WRITE(c->remedy, "use growth chunk %d, which keeps it a multiple: %llu", CHUNK,
+              ((unsigned long long)s->capacity / CHUNK + 1) * CHUNK);
 
     c = add(report, "buffer", s->buffer_elements == exact);
     WRITE(c->given, "a buffer of %lld elements", (long long)s->buffer_elements);

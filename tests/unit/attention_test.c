@@ -224,6 +224,7 @@ static void attention__lets_scores_of_minus_infinity_weigh_nothing(void **state)
         test_problem p = test_problem_new(&c, &seed);
         test_set(&p.q.array, 0, 0, 0, 0, 1);
         for (int64_t j = 0; j < 40; j++) test_set(&p.k.array, 0, 0, j, 0, (double)-INFINITY);
+        test_set(&p.v.array, 0, 0, 7, 0, (double)INFINITY);
         test_run(&p, paths[i]);
         assert_true(test_get(&p.out.array, 0, 0, 0, 0) == 0);
         test_problem_free(&p);
