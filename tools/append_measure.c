@@ -207,7 +207,8 @@ static int run_apart(lanes *all) {
         lane *l = &all->lane[i];
         const uint64_t start_ns = stats_now_ns();
         if (!is_apart(l)) continue;
-        if (l->spent_ns > CONTEXT_BUDGET_MS * 1000000u && l->samples.all.count >= CONCAT_SAMPLES)
+        if (l->spent_ns > CONTEXT_BUDGET_MS * UINT64_C(1000000) &&
+            l->samples.all.count >= CONCAT_SAMPLES)
             continue;
         if (step_apart(all, l) != CLI_DONE) return CLI_FAILED;
         append_stop(l->run);
@@ -232,7 +233,9 @@ static int run_rounds(lanes *all) {
     int status = warm_up(all);
     const uint64_t start_ns = stats_now_ns();
     for (size_t round = 1; round <= MOST_ROUNDS && status == CLI_DONE; round++) {
-        if (round > LEAST_ROUNDS && stats_now_ns() - start_ns > CONTEXT_BUDGET_MS * 1000000u) break;
+        if (round > LEAST_ROUNDS &&
+            stats_now_ns() - start_ns > CONTEXT_BUDGET_MS * UINT64_C(1000000))
+            break;
         cli_progress("context %lld, warm: round %zu", (long long)all->plan->context, round);
         status = run_round(all, round);
     }

@@ -12,8 +12,6 @@
 #include "cli.h"
 #include "outfile.h"
 
-extern char **environ;
-
 /* Colours that colour-blind readers tell apart (Okabe and Ito), and a mark each. */
 static const struct style {
     const char *colour;
@@ -242,7 +240,7 @@ static void put_script(FILE *script, const append_row *rows, size_t count,
 
 int append_plot(const char *path, const append_row *rows, size_t count, const append_shape *shape,
                 const char *where) {
-    outfile out;
+    outfile out = {0};
     FILE *script = tmpfile();
     if (!script) return cli_fail("--plot: no temporary file: %s", strerror(errno));
     put_script(script, rows, count, shape, where);

@@ -249,7 +249,7 @@ static int measure(subject *s) {
     const uint64_t begin_ns = stats_now_ns();
     for (size_t pass = 0; status == CLI_DONE; pass++) {
         const bool enough = pass >= LEAST_PASSES && s->run_us.count >= LEAST_RUNS;
-        const bool late = stats_now_ns() - begin_ns > BUDGET_MS * 1000000u;
+        const bool late = stats_now_ns() - begin_ns > BUDGET_MS * UINT64_C(1000000);
         if (enough && (late || s->run_us.count >= MOST_RUNS)) break;
         cli_progress("context %" PRId64 ": pass %zu", s->row->context, pass + 1);
         status = attend_pass(s);

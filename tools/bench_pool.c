@@ -132,7 +132,8 @@ static int measure_misses(kvc_pool *pool, const machine *m, row *r) {
     const uint64_t begin_ns = stats_now_ns();
     int status = kvc_pool_stats_get(pool, &before) == KVC_OK ? CLI_DONE : cli_fail_library("pool");
     for (int i = 0; i < MOST_MISSES && status == CLI_DONE; i++) {
-        if (i >= LEAST_MISSES && stats_now_ns() - begin_ns > MISS_BUDGET_MS * 1000000u) break;
+        if (i >= LEAST_MISSES && stats_now_ns() - begin_ns > MISS_BUDGET_MS * UINT64_C(1000000))
+            break;
         uint64_t start_ns = stats_now_ns();
         status = cycle(pool, r->size);
         if (status == CLI_DONE) status = add_sample(&misses, start_ns, 1);
