@@ -52,7 +52,7 @@ typedef struct request {
     int64_t steps; /* 0: not given */
     int64_t chunk, seed;
     double temperature, top_p;
-    kvc_growth growth;
+    size_t cache; /* a kvc_growth */
     kvc_dtype kv_dtype;
     bool strict, quiet;
 } request;
@@ -69,6 +69,7 @@ typedef struct session {
     sampler sampler;
     bool shares_terminal;     /* text and progress would mix */
     int64_t done;             /* positions computed */
+    kvc_pool_stats pool_then; /* at the end of the last forward, for the trace */
     stats_samples step_ns;    /* of each position after the prompt */
     uint64_t forward_ns;      /* when the forward at work began */
     uint64_t prompt_ns;       /* time of the prompt's forwards */
@@ -108,14 +109,9 @@ static const struct option options[] = {
     {"quiet", no_argument, NULL, OPTION_QUIET},
     CLI_OPTIONS_END};
 
-static bool take_growth(const char *text, kvc_growth *out) {
-    static const kvc_growth growths[] = {KVC_GROW_RESERVE, KVC_GROW_CHUNK, KVC_GROW_EXACT};
-    static const char *const names[] = {"reserve", "chunk", "concat"};
-    size_t index;
-    if (!cli_choice("--cache", text, names, sizeof names / sizeof *names, &index)) return false;
-    *out = growths[index];
-    return true;
-}
+/* By kvc_growth; the seed's word for the last. */
+static const char *const caches[] = {
+    [KVC_GROW_RESERVE] = "reserve", [KVC_GROW_CHUNK] = "chunk", [KVC_GROW_EXACT] = "concat"};
 
 static bool take_option(request *r, int option, const char *value) {
     switch (option) {
@@ -125,7 +121,7 @@ static bool take_option(request *r, int option, const char *value) {
     case OPTION_TEMPERATURE: return cli_double("--temperature", value, 0, 100, &r->temperature);
     case OPTION_TOP_P: return cli_double("--top-p", value, 0, 1, &r->top_p);
     case OPTION_SEED: return cli_int64("--seed", value, 0, INT64_MAX, &r->seed);
-    case OPTION_CACHE: return take_growth(value, &r->growth);
+    case OPTION_CACHE: return cli_choice("--cache", value, caches, 3, &r->cache);
     case OPTION_KV_DTYPE: return cli_dtype("--kv-dtype", value, &r->kv_dtype);
     case OPTION_CHUNK: return cli_int64("--chunk", value, 1, 1 << 20, &r->chunk);
     case OPTION_STRICT: r->strict = true; return true;
@@ -162,7 +158,7 @@ static int64_t default_steps(int64_t prompt_count, int64_t context) {
 
 static bool make_engine(session *s, failure *error) {
     const request *r = s->wanted;
-    const transformer_options wanted = {.growth = r->growth,
+    const transformer_options wanted = {.growth = (kvc_growth)r->cache,
                                         .kv_dtype = r->kv_dtype,
                                         .chunk = r->chunk,
                                         .max_positions = s->steps,
@@ -211,16 +207,30 @@ static bool print_text(void *context, span text, failure *error) {
     return failure_set(error, "stdout: %s", strerror(errno));
 }
 
+/* Returns the track of the forward that is next or at work. */
+static const char *track(const session *s) {
+    return s->done < s->prompt_count ? "prompt" : "step";
+}
+
 static void forward_begins(void *context, int64_t done) {
     session *s = context;
-    trace_step_begin(done < s->prompt_count ? "prompt" : "step");
+    s->done = done;
+    trace_step_begin(track(s));
     s->forward_ns = stats_now_ns();
+}
+
+static void trace_pool_use(session *s) {
+    kvc_pool_stats now = {.struct_size = sizeof now};
+    if (!s->wanted->trace || kvc_pool_stats_get(s->pool, &now) != KVC_OK) return;
+    trace_pool(track(s), now.hits - s->pool_then.hits, now.misses - s->pool_then.misses);
+    s->pool_then = now;
 }
 
 static void forward_ended(void *context, int64_t done) {
     session *s = context;
     const uint64_t ns = stats_now_ns() - s->forward_ns;
     trace_step_end();
+    trace_pool_use(s);
     const bool in_prompt = s->done < s->prompt_count;
     if (in_prompt) {
         s->prompt_ns += ns;
@@ -290,12 +300,12 @@ static void print_cache(const session *s) {
     const transformer *t = &s->transformer;
     if (kvc_cache_nbytes_get(t->cache, &nbytes) == KVC_OK)
         (void)fprintf(stderr, "%-12s%s, %s: %s used, %s resident\n", "cache",
-                      kvc_growth_name(s->wanted->growth), kvc_dtype_name(s->wanted->kv_dtype),
+                      caches[s->wanted->cache], kvc_dtype_name(s->wanted->kv_dtype),
                       report_bytes(used, (double)nbytes.used),
                       report_bytes(resident, (double)nbytes.resident));
     if (kvc_attention_explain(&how, t->attention, t->cache, 0) == KVC_OK)
-        (void)fprintf(stderr, "%-12s%s: %s%s%s\n", "attention", kvc_path_name(how.path), how.reason,
-                      *how.remedy ? " " : "", how.remedy);
+        (void)fprintf(stderr, "%-12s%s%s%s\n", "attention", how.reason, *how.remedy ? "; " : "",
+                      how.remedy);
 }
 
 int kvc_tool_generate(int argc, char **argv) {
