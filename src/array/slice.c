@@ -12,7 +12,7 @@ typedef struct range {
 static int64_t bring_in(int64_t at, int64_t all, int64_t extent, int64_t low, int64_t high,
                         bool *outside) {
     if (at == KVC_SLICE_ALL) return all;
-    if (at < 0) at = at + extent < 0 ? -1 : at + extent;
+    if (at < 0) at += extent;
     const int64_t in = at < low ? low : at > high ? high : at;
     *outside = *outside || in != at;
     return in;

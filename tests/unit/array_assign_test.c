@@ -154,6 +154,9 @@ static void assign__a_position_outside_is_refused_in_both_directions(void **stat
     /* Backwards the first position is the last element's. */
     refused(state, &x, I64(0, 4), NULL, I64(1, -1), KVC_E_RANGE, "start 4");
     refused(state, &x, NULL, I64(3, 4), I64(1, -1), KVC_E_RANGE, "stop 4");
+    refused(state, &x, I64(0, -100), NULL, I64(1, -1), KVC_E_RANGE, "start -100");
+    refused(state, &x, I64(0, 3), I64(1, -100), I64(1, -1), KVC_E_RANGE, "stop -100");
+    refused(state, &x, I64(0, -6), NULL, I64(1, -1), KVC_E_RANGE, "start -6");
     kvc_array_release(&x);
 }
 
