@@ -113,6 +113,20 @@ static void assign__a_slice_of_the_destination_may_be_the_source(void **state) {
     kvc_array_release(&a);
 }
 
+static void assign__the_destination_may_be_the_source_itself(void **state) {
+    kvc_pool *pool = pool_of(state);
+    kvc_array a = array_counting(pool, KVC_F32, 1, I64(6));
+    kvc_update how;
+    assert_ok(kvc_array_assign(&a, &a, NULL, NULL, I64(-1), &how)); /* a[::-1] = a */
+    assert_int_equal(how, KVC_UPDATE_COPIED);
+    array_expect(&a, 1, I64(6), F64(5, 4, 3, 2, 1, 0));
+    const int axis = 0;
+    assert_ok(kvc_array_slice_update(&a, &a, I64(0), &axis, 1, NULL));
+    array_expect(&a, 1, I64(6), F64(5, 4, 3, 2, 1, 0));
+    assert_true(kvc_buffer_is_sole(a.buffer));
+    kvc_array_release(&a);
+}
+
 static void assign__an_empty_region_takes_what_broadcasts_to_nothing(void **state) {
     kvc_pool *pool = pool_of(state);
     kvc_array a = array_counting(pool, KVC_F32, 1, I64(4));
@@ -190,6 +204,7 @@ int main(void) {
         pool_test(assign__the_seeds_line_reads_as_slice_update),
         pool_test(assign__what_another_holds_is_copied_first),
         pool_test(assign__a_slice_of_the_destination_may_be_the_source),
+        pool_test(assign__the_destination_may_be_the_source_itself),
         pool_test(assign__an_empty_region_takes_what_broadcasts_to_nothing),
         pool_test(assign__a_position_outside_is_refused_in_both_directions),
         pool_test(assign__a_step_of_0_is_refused),
