@@ -73,7 +73,9 @@ KVC_API kvc_status kvc_array_to_host(void *dst, size_t bytes, const kvc_array *a
 /** Describes memory of the caller as an array; nothing is copied or owned.
  * @param strides  [ndim] in elements, or NULL for contiguous
  * @param data     device memory, borrowed for as long as the array and its slices are used;
- *                 arrays that are only read may be given memory that is const */
+ *                 arrays that are only read may be given memory that is const
+ * @errors KVC_E_INVALID a dtype, ndim or extent that none can have, data NULL; KVC_E_RANGE the
+ *         shape or the strides span more bytes than a size can hold */
 KVC_API KVC_MUST_USE kvc_status kvc_array_borrow(kvc_array *out, kvc_dtype dtype, int ndim,
                                                  const int64_t *shape, const int64_t *strides,
                                                  const void *data);
