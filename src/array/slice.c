@@ -53,7 +53,7 @@ kvc_status kvc__array_narrow(kvc_array *view, const int64_t *start, const int64_
                              i, (long long)from, (long long)to, (long long)view->shape[i]);
         if (r.count > 0) offset += r.first * view->strides[i];
         narrowed.shape[i] = r.count;
-        narrowed.strides[i] = view->strides[i] * r.step;
+        if (r.count > 1) narrowed.strides[i] = view->strides[i] * r.step; /* else it may overflow */
     }
     if (kvc_array_size(&narrowed) > 0)
         narrowed.data = (char *)view->data + offset * (int64_t)kvc_dtype_size_bytes(view->dtype);

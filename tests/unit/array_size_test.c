@@ -112,6 +112,22 @@ static void size__strides_that_reach_past_64_bits_are_refused(void **state) {
     assert_int_equal(kvc_array_size(&s), 0);
 }
 
+static void size__slices_of_slices_never_step_past_64_bits(void **state) {
+    pool_fixture *f = *state;
+    kvc_array a;
+    assert_ok(kvc_array_empty(&a, f->pool, KVC_U8, 2, I64(INT64_MAX, 0)));
+    kvc_array s = array_sliced(&a, NULL, NULL, I64(two_62, 1));
+    assert_int_equal(s.shape[0], 2);
+    kvc_array t = array_sliced(&s, NULL, NULL, I64(INT64_MAX, -1));
+    assert_int_equal(t.shape[0], 1);
+    kvc_array u = array_sliced(&t, NULL, NULL, I64(INT64_MIN, INT64_MIN));
+    assert_int_equal(u.shape[0], 1);
+    kvc_array v = array_sliced(&a, I64(INT64_MAX - 1, all), NULL, I64(-two_62, 1));
+    assert_int_equal(v.shape[0], 2);
+    kvc_array *const list[] = {&a, &s, &t, &u, &v};
+    for (size_t i = 0; i < 5; i++) kvc_array_release(list[i]);
+}
+
 /* An array of 8 GiB of which a few pages are there. */
 static kvc_array spacious(pool_fixture *f) {
     kvc_array a = {.dtype = KVC_U8, .ndim = 2, .shape = {2, two_32}, .strides = {two_32, 1}};
@@ -166,6 +182,7 @@ int main(void) {
         pool_test(size__products_that_wrap_in_32_bits_reach_the_device_whole),
         pool_test(size__joined_extents_that_overflow_are_refused),
         cmocka_unit_test(size__strides_that_reach_past_64_bits_are_refused),
+        pool_test(size__slices_of_slices_never_step_past_64_bits),
         pool_test(size__offsets_past_32_bits_find_their_elements),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
