@@ -107,6 +107,9 @@ kvc_status kvc_array_borrow(kvc_array *out, kvc_dtype dtype, int ndim, const int
     *out = (kvc_array){0};
     KVC_TRY(kvc__array_layout(&a, &bytes, dtype, ndim, shape));
     if (!data && bytes) return kvc__fail(KVC_E_INVALID, "data: NULL given for %zu bytes", bytes);
+    if ((uintptr_t)data % kvc_dtype_size_bytes(dtype) != 0)
+        return kvc__fail(KVC_E_INVALID, "data: %p given, a multiple of %zu wanted for %s", data,
+                         kvc_dtype_size_bytes(dtype), kvc_dtype_name(dtype));
     if (strides) {
         KVC_TRY(check_strides(&a, strides));
         memcpy(a.strides, strides, (size_t)ndim * sizeof *strides);
