@@ -119,8 +119,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_array_slice(kvc_array *out, const kvc_array 
  * slice_update. Consumes dst's reference and leaves the result in dst. In place when dst solely
  * owns its buffer; else dst is copied first, and *how says so.
  * @param dst    owns a buffer (not borrowed memory); unchanged on error
- * @param src    dst's ndim; any float or integer dtype, converted; must not overlap borrowed memory
- *               that dst shares
+ * @param src    dst's ndim; any float or integer dtype, converted. A slice of dst, or dst itself,
+ *               has dst copied first; borrowed memory must not overlap dst
  * @param start  [naxes] first position along each axis, ≥ 0, start + extent ≤ dst's extent
  * @param axes   [naxes] distinct, negative from the end
  * @param how    may be NULL
