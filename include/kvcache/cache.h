@@ -137,16 +137,16 @@ KVC_API int64_t kvc_cache_length(const kvc_cache *cache, int64_t layer);
 KVC_API int64_t kvc_cache_capacity(const kvc_cache *cache, int64_t layer);
 
 /** Copies the description: spec_count is layers and specs points into the cache.
- * @errors KVC_E_INVALID out->struct_size is not set
+ * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set
  * @lifetime of specs: the cache's */
 KVC_API kvc_status kvc_cache_desc_get(const kvc_cache *cache, kvc_cache_desc *out);
 
 /** Adds up the bytes of all layers. O(layers).
- * @errors KVC_E_INVALID out->struct_size is not set */
+ * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes *out);
 
 /** Copies the figures of this moment.
- * @errors KVC_E_INVALID out->struct_size is not set */
+ * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_cache_stats *out);
 
 /** Verifies every invariant of every layer. O(layers).

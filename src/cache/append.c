@@ -131,7 +131,7 @@ kvc_status kvc_cache_view(const kvc_cache *cache, int64_t index, kvc_array *k, k
 }
 
 kvc_status kvc_cache_trim(kvc_cache *cache, int64_t n) {
-    if (!cache) return kvc__fail(KVC_E_INVALID, "cache: NULL given, a cache wanted");
+    KVC_TRY(kvc__cache_given(cache));
     if (n < 0) return kvc__fail(KVC_E_RANGE, "n: %lld given, at least 0 wanted", (long long)n);
     for (int64_t i = 0; i < cache->desc.layers; i++)
         if (cache->layers[i].length < n)
