@@ -12,7 +12,8 @@ static kvc_status check_positions(const kvc_cache *cache, const kvc__layer *laye
                                   int64_t *n) {
     KVC_TRY(kvc__array_check(a, name));
     const bool shaped = a->ndim == 4 && a->shape[0] == cache->desc.batch &&
-                        a->shape[1] == layer->spec.kv_heads && a->shape[3] == side->dim;
+                        a->shape[1] == layer->spec.kv_heads && a->shape[2] >= 0 &&
+                        a->shape[3] == side->dim;
     if (!shaped || (*n >= 0 && a->shape[2] != *n)) {
         char text[KVC__SHAPE_TEXT], count[24] = "n";
         if (*n >= 0) (void)snprintf(count, sizeof count, "%lld", (long long)*n);
