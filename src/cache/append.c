@@ -46,6 +46,7 @@ kvc_array kvc__side_array(const kvc_cache *cache, const kvc__layer *layer, const
 /* Makes room for n positions behind the live ones. */
 static kvc_status make_room(kvc_cache *cache, kvc__layer *layer, int64_t n) {
     int64_t need;
+    if (n == 0) return KVC_OK;
     if (!kvc__add_i64(&need, layer->length, n))
         return kvc__fail(KVC_E_RANGE, "%lld positions and %lld more overflow",
                          (long long)layer->length, (long long)n);
