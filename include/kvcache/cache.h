@@ -73,7 +73,7 @@ typedef struct kvc_cache_stats {
     uint64_t appended_bytes; /**< written by the caller's appends, in the cache's dtype */
     uint64_t copied_bytes;   /**< moved in all: appends and what growth copied */
     uint64_t growths;        /**< times a layer took a larger buffer, or RESERVE committed memory */
-    uint64_t grown_bytes;    /**< live bytes that growth copied from the old buffer to the new */
+    uint64_t grown_bytes;    /**< bytes that growth copied from the old buffer to the new */
 } kvc_cache_stats;
 
 /** A KV cache. */
@@ -103,7 +103,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer
                                                  const kvc_array *k, const kvc_array *v);
 
 /** Makes room for n more positions and lends it: write there, then kvc_cache_commit. No copy at
- * all. The length does not change; a second prepare before the commit lends the same room.
+ * all. The length does not change. Another prepare before the commit lends the same positions, with
+ * what was written there, but growth may have moved them: write through its arrays from then on.
  * @param k  receives [batch][kv_heads][n][key_dim] over the cache's own memory; owns a reference
  * @param v  as k
  * @errors as kvc_cache_append. Nothing changed. */

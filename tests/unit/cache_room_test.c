@@ -201,6 +201,29 @@ static void prepare__that_cannot_be_is_refused_and_keeps_what_was_prepared(void 
     }
 }
 
+/* Whatever growth that takes: by CHUNK and EXACT the room lies in another buffer each time. */
+static void prepare__again_lends_the_same_positions_with_what_they_hold(void **state) {
+    (void)state;
+    FOR_EACH_GROWTH {
+        fixture f;
+        room r;
+        kvc_array k, v;
+        open_all(&f, growth);
+        append(&f, 0, 2);
+        prepare(&f, &r, 7);
+        fill(&r);
+        assert_ok(kvc_cache_prepare(f.cache, 0, 30, &k, &v));
+        kvc_array_release(&k);
+        kvc_array_release(&v);
+        assert_ok(kvc_cache_prepare(f.cache, 0, 7, &k, &v));
+        kvc_array_release(&k);
+        kvc_array_release(&v);
+        commit(&f, &r, 7);
+        done(&r);
+        close_all(&f);
+    }
+}
+
 static void prepare__of_nothing_lends_nothing_and_takes_no_memory(void **state) {
     (void)state;
     FOR_EACH_GROWTH {
@@ -337,6 +360,7 @@ int main(void) {
         cmocka_unit_test(commit__of_fewer_drops_the_rest),
         cmocka_unit_test(commit__of_more_than_prepared_is_refused_with_both_counts),
         cmocka_unit_test(prepare__that_cannot_be_is_refused_and_keeps_what_was_prepared),
+        cmocka_unit_test(prepare__again_lends_the_same_positions_with_what_they_hold),
         cmocka_unit_test(prepare__of_nothing_lends_nothing_and_takes_no_memory),
         cmocka_unit_test(prepare__is_void_after_an_append_a_trim_and_a_clear),
         cmocka_unit_test(trim__is_of_all_layers_or_of_none),
