@@ -7,8 +7,6 @@
  * 0 ≤ phase < 1, and grow by the same share with every position. The phase differs from side to
  * side: layers that append in lockstep do not all commit on the same step. So at most one unit a
  * range is resident ahead of use, and no step pays for many. */
-#include "base/alloc.h"
-#include "base/assert.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "cache/cache.h"
