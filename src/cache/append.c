@@ -74,6 +74,7 @@ kvc_status kvc_cache_append(kvc_cache *cache, int64_t index, const kvc_array *k,
     KVC_TRY(check_positions(cache, layer, &layer->v, v, "v", &n));
     if (n == 0) return KVC_OK;
     KVC_TRY(make_room(cache, layer, n));
+    layer->prepared = 0; /* from here on its room is written, even when a copy then fails */
     const kvc_array k_room = kvc__side_array(cache, layer, &layer->k, layer->length, n);
     const kvc_array v_room = kvc__side_array(cache, layer, &layer->v, layer->length, n);
     const kvc_device *device = kvc_pool_device(cache->pool);
