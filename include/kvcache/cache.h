@@ -98,8 +98,8 @@ KVC_API void kvc_cache_free(kvc_cache *cache);
  *           pass; borrowed for the call, not overlapping the cache
  * @param v  [batch][kv_heads][n][value_dim], as k
  * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_RANGE more
- *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the pages
- *         that it had got before the refusal. KVC_E_UNSUPPORTED the device cannot convert: the live
+ *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the
+ * pages that it had got before the refusal. KVC_E_UNSUPPORTED the device cannot convert: the live
  *         positions are as before, room may have grown, what was prepared is void. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer,
                                                  const kvc_array *k, const kvc_array *v);
@@ -152,8 +152,8 @@ KVC_API kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes
  * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_cache_stats *out);
 
-/** Verifies every invariant of every layer. O(layers).
- * @errors KVC_E_CORRUPT the sentence says which one */
+/** Verifies every invariant of every layer. O(layers), and by RESERVE O(live pages).
+ * @errors KVC_E_CORRUPT the sentence says which one; KVC_E_INVALID cache is NULL */
 KVC_API kvc_status kvc_cache_check(const kvc_cache *cache);
 
 /** Returns "reserve", "chunk" or "exact"; "?" for another value. Static storage. */

@@ -65,6 +65,7 @@ static void cache_desc__zeroes_mean_one_sequence_and_the_seeds_chunk(void **stat
     assert_int_equal(full.chunk, 256);
     assert_int_equal(full.chunk, KVC_CHUNK_DEFAULT);
     assert_int_equal(full.max_positions, 1000);
+    assert_int_equal(full.spec_count, 2);
     assert_int_equal(full.specs[0].value_dim, 8);
     assert_int_equal(full.specs[1].value_dim, 8);
     kvc_cache_free(cache);
