@@ -92,8 +92,9 @@ KVC_API void kvc_attention_free(kvc_attention *plan);
  *             whose last is 1, borrowed for the call
  * @param out  [batch][q_heads][n][value_dim], f32, f16 or bf16, last stride 1, written; must not
  *             overlap q or the cache. Its elements are written once, whatever they held.
- * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_SLOW strict.
- *         out is unchanged. */
+ * @errors KVC_E_INVALID layer, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
+ *         argument and both shapes (or dtypes, strides); KVC_E_SLOW strict; KVC_E_UNSUPPORTED
+ *         memory of a device other than the cpu. out is unchanged. */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache,
                                                   int64_t layer, const kvc_array *q,
                                                   kvc_array *out);
@@ -109,7 +110,7 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
 /** Says which path a run over this layer takes, and why.
  * @param cache  NULL: the plan alone, as for keys and values in order
  * @errors KVC_E_INVALID no such layer, out->struct_size is not set; KVC_E_SHAPE a layer that the
- *         plan does not fit */
+ *         plan does not fit; KVC_E_UNSUPPORTED as kvc_attention_run */
 KVC_API kvc_status kvc_attention_explain(kvc_explanation *out, const kvc_attention *plan,
                                          const kvc_cache *cache, int64_t layer);
 

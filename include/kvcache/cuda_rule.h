@@ -63,7 +63,9 @@ typedef struct kvc_cuda_report {
 KVC_BEGIN_DECLS
 
 /** Tells which kernel a shape gets. No GPU is needed: it is arithmetic.
- * @errors KVC_E_INVALID names the field */
+ * The conditions on mask and cache are those of one query (decode). More queries are taken for a
+ * causal prefill, to which only dims, dtype, GPU and q_len ≤ length matter.
+ * @errors KVC_E_INVALID names the field; KVC_E_RANGE the sizes multiply to more than int64_t has */
 KVC_API kvc_status kvc_cuda_explain(kvc_cuda_report *out, const kvc_cuda_shape *shape);
 
 /** Returns "cudnn", "vector", "vector-two-pass" or "unfused"; "?" for another value. Static. */

@@ -72,6 +72,8 @@ kvc_status kvc__array_copy(const kvc_array *dst, const kvc_array *src) {
 }
 
 kvc_status kvc__array_axis(int *out, int axis, int ndim, const char *name) {
+    if (ndim == 0)
+        return kvc__fail(KVC_E_INVALID, "%s: %d given, the array has no dimensions", name, axis);
     if (axis < -ndim || axis >= ndim)
         return kvc__fail(KVC_E_INVALID, "%s: %d given, %d to %d wanted", name, axis, -ndim,
                          ndim - 1);

@@ -39,7 +39,7 @@ typedef enum kvc__outside { KVC__CLAMP, KVC__REFUSE } kvc__outside;
 /** Narrows a view in place to array[start:stop:step]; no reference is taken.
  * @errors KVC_E_INVALID a step of 0; KVC_E_RANGE with KVC__REFUSE */
 kvc_status kvc__array_narrow(kvc_array *view, const int64_t *start, const int64_t *stop,
-                             const int64_t *step, kvc__outside outside);
+                             const int64_t *step, kvc__outside policy);
 
 /** Brings an axis that counts from the end into [0, ndim).
  * @errors KVC_E_INVALID */

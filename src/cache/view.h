@@ -18,8 +18,8 @@ typedef struct kvc__layer_view {
     const kvc_device *device;
 } kvc__layer_view;
 
-/** Describes a layer. O(1).
+/** Describes the layer of an index. O(1).
  * @errors KVC_E_INVALID cache is NULL, no such layer */
-kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, int64_t layer);
+kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, int64_t index);
 
 #endif

@@ -3,8 +3,14 @@
 #include <kvcache/kvcache.h>
 
 int main(void) {
-    kvc_dtype dtype;
-    if (kvc_dtype_from_name(&dtype, "bf16") != KVC_OK || dtype != KVC_BF16) return 1;
-    printf("libkvcache %s\n", kvc_version());
-    return 0;
+    const int64_t shape[] = {1, 2, 3, 4};
+    kvc_pool *pool = NULL;
+    kvc_array zeros = {0};
+    const int failed = kvc_pool_new(&pool, kvc_device_cpu()) ||
+                       kvc_array_zeros(&zeros, pool, KVC_BF16, 4, shape) ||
+                       kvc_array_nbytes(&zeros) != 48;
+    kvc_array_release(&zeros);
+    kvc_pool_free(pool);
+    printf("libkvcache %s\n", failed ? kvc_last_error() : kvc_version());
+    return failed;
 }

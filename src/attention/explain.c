@@ -1,0 +1,115 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "attention/plan.h"
+#include "base/error.h"
+
+#define WRITE(text, ...) ((void)snprintf(text, sizeof(text), __VA_ARGS__))
+
+static void explain_reference(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
+    const kvc_attention_desc *d = &plan->desc;
+    const int64_t stride = job->k.last_stride != 1 ? job->k.last_stride : job->v.last_stride;
+    if (d->path == KVC_PATH_REFERENCE) {
+        WRITE(e->reason, "reference: the plan asks for it (desc.path)");
+        WRITE(e->remedy, "plan with KVC_PATH_AUTO");
+    } else if (plan->path == KVC_PATH_REFERENCE) {
+        WRITE(e->reason,
+              "reference: key_dim %lld, value_dim %lld, and the fused path takes dims up to %d",
+              (long long)d->key_dim, (long long)d->value_dim, KVC__FUSED_MAX_DIM);
+        WRITE(e->remedy, "split the heads: more heads of at most %d dims", KVC__FUSED_MAX_DIM);
+    } else {
+        WRITE(e->reason,
+              "reference: the head dimension of %s is not contiguous (last stride %lld), so a row "
+              "cannot be read in one go",
+              job->k.last_stride != 1 ? "k" : "v", (long long)stride);
+        WRITE(e->remedy, "copy keys and values with kvc_array_contiguous, or keep them in a "
+                         "kvc_cache");
+    }
+}
+
+static void explain_fused(kvc_explanation *e, const kvc__job *job) {
+    if (job->group == 1) WRITE(e->reason, "fused: portable C, one pass over keys and values");
+    else
+        WRITE(e->reason,
+              "fused: portable C, one pass over keys and values; each row is read and converted "
+              "once for its group of %lld query heads",
+              (long long)job->group);
+}
+
+static kvc_status explain(kvc_explanation *out, const kvc_attention *plan, const kvc__job *job) {
+    kvc_explanation e = {.path = kvc__attention_path(plan, job)};
+    e.slow = e.path == KVC_PATH_REFERENCE;
+    if (e.slow) explain_reference(&e, plan, job);
+    else explain_fused(&e, job);
+    return kvc__struct_out(out, &e, sizeof e, "kvc_explanation");
+}
+
+/* Zeroes out, so that it is so where the call fails later. */
+static kvc_status clear(kvc_explanation *out) {
+    const kvc_explanation zero = {.path = KVC_PATH_AUTO};
+    return kvc__struct_out(out, &zero, sizeof zero, "kvc_explanation");
+}
+
+kvc_status kvc_attention_explain(kvc_explanation *out, const kvc_attention *plan,
+                                 const kvc_cache *cache, int64_t layer) {
+    kvc__job job;
+    KVC_TRY(clear(out));
+    if (!plan) return kvc__fail(KVC_E_INVALID, "plan: NULL given");
+    kvc__layer_view view = {
+        /* of the plan itself, as if in a cache */
+        .dtype = plan->desc.kv_dtype,      .batch = plan->desc.batch,
+        .kv_heads = plan->desc.kv_heads,   .key_dim = plan->desc.key_dim,
+        .value_dim = plan->desc.value_dim, .device = kvc_device_cpu(),
+    };
+    if (cache) KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
+    return explain(out, plan, &job);
+}
+
+kvc_status kvc_attention_explain_kv(kvc_explanation *out, const kvc_attention *plan,
+                                    const kvc_array *k, const kvc_array *v) {
+    kvc__job job;
+    KVC_TRY(clear(out));
+    KVC_TRY(kvc__attention_array_job(&job, plan, k, v));
+    return explain(out, plan, &job);
+}
+
+/* The rule knows the capacity; the cache knows what made it so. */
+static void name_the_policy(kvc_cuda_report *report, const kvc__layer_view *layer) {
+    for (size_t i = 0; i < report->count; i++) {
+        kvc_cuda_check *c = &report->checks[i];
+        if (c->ok || strcmp(c->name, "capacity") != 0) continue;
+        const long long chunk = layer->chunk;
+        if (layer->growth == KVC_GROW_EXACT)
+            WRITE(c->remedy, "growth exact has no spare positions: use reserve or chunk, with a "
+                             "chunk of 256");
+        else
+            WRITE(c->remedy, "growth %s with chunk %lld: use chunk 256, which keeps it a multiple",
+                  kvc_growth_name(layer->growth), chunk);
+    }
+}
+
+kvc_status kvc_attention_explain_cuda(kvc_cuda_report *out, const kvc_attention *plan,
+                                      const kvc_cache *cache, int64_t layer) {
+    kvc_cuda_report report = {.count = 0};
+    KVC_TRY(kvc__struct_out(out, &report, sizeof report, "kvc_cuda_report"));
+    kvc__layer_view view;
+    kvc__job job;
+    KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
+    const kvc_cuda_shape shape = {
+        .struct_size = sizeof shape,
+        .batch = view.batch,
+        .kv_heads = view.kv_heads,
+        .key_dim = view.key_dim,
+        .value_dim = view.value_dim,
+        .dtype = view.dtype,
+        .capacity = view.capacity,
+        .length = view.length,
+        .buffer_elements = (int64_t)(view.k_buffer_bytes / kvc_dtype_size_bytes(view.dtype)),
+    };
+    report.struct_size = sizeof report;
+    KVC_TRY(kvc_cuda_explain(&report, &shape));
+    name_the_policy(&report, &view);
+    return kvc__struct_out(out, &report, sizeof report, "kvc_cuda_report");
+}

@@ -1,0 +1,73 @@
+/** @file
+ * What a kernel is given: raw pointers, strides and counts, all checked by the plan.
+ *
+ * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
+ * h, query i of n and query head of the group:
+ *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = scale · q · k_j
+ * over the keys that query sees (kvc__visible). When the sum is empty, or every score is -inf, out
+ * is zeros. A NaN in a key or value reaches the queries that see it and no other. */
+#ifndef KVC_ATTENTION_KERNEL_H
+#define KVC_ATTENTION_KERNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvcache/dtype.h>
+
+/** Dims up to this have the fused kernel: its scratch grows with them. */
+#define KVC__FUSED_MAX_DIM 1024
+
+/** Elements [batch][head][position][dim], anywhere in memory. */
+typedef struct kvc__rows {
+    void *data; /**< host memory; only that of the output is written */
+    kvc_dtype dtype;
+    int64_t batch_stride; /**< in elements, as all four */
+    int64_t head_stride;
+    int64_t position_stride;
+    int64_t last_stride; /**< 1 but for keys and values of the reference kernel */
+} kvc__rows;
+
+/** One run. */
+typedef struct kvc__job {
+    int64_t batch;
+    int64_t kv_heads;
+    int64_t group; /**< query heads to a kv head; query head = kv head · group + g */
+    int64_t key_dim;
+    int64_t value_dim;
+    int64_t queries; /**< positions of q */
+    int64_t length;  /**< positions of k and v; nothing behind them is read */
+    float scale;
+    bool causal;
+    kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+} kvc__job;
+
+/** Returns how many keys query i sees: those before it and its own, aligned to the last key. */
+static inline int64_t kvc__visible(const kvc__job *job, int64_t i) {
+    if (!job->causal) return job->length;
+    const int64_t end = job->length - job->queries + i + 1;
+    return end > 0 ? end : 0;
+}
+
+/** Returns the address of an element. */
+static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
+    const int64_t element = b * rows->batch_stride + h * rows->head_stride +
+                            i * rows->position_stride + d * rows->last_stride;
+    return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
+/** The truth: one query at a time, two passes over the keys, f64 throughout, any strides.
+ * @param sums  [value_dim], scratch */
+void kvc__attend_reference(const kvc__job *job, double *sums);
+
+/** Portable C, one pass over keys and values for a block of queries.
+ * Wants both dims ≤ KVC__FUSED_MAX_DIM and last strides of 1.
+ * @param scratch  [kvc__fused_scratch_floats(most rows of a run, key_dim, value_dim)], 64-byte
+ *                 aligned; contents undefined */
+void kvc__attend_fused(const kvc__job *job, float *scratch);
+
+/** Returns the scratch that runs of up to group × queries = rows need. Small: at most 64 rows are
+ * worked on together, so that rows may be any number. */
+size_t kvc__fused_scratch_floats(int64_t rows, int64_t key_dim, int64_t value_dim);
+
+#endif

@@ -1,0 +1,134 @@
+#include "attention/plan.h"
+
+#include <math.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/error.h"
+
+const char *kvc_path_name(kvc_path path) {
+    switch (path) {
+    case KVC_PATH_AUTO: return "auto";
+    case KVC_PATH_REFERENCE: return "reference";
+    case KVC_PATH_FUSED: return "fused";
+    }
+    return "?";
+}
+
+kvc_status kvc_attention_desc_for(kvc_attention_desc *out, const kvc_cache *cache, int64_t layer) {
+    if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given, a kvc_attention_desc wanted");
+    *out = (kvc_attention_desc){.struct_size = sizeof *out};
+    kvc__layer_view view;
+    KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    out->batch = view.batch;
+    out->kv_heads = view.kv_heads;
+    out->key_dim = view.key_dim;
+    out->value_dim = view.value_dim;
+    out->kv_dtype = view.dtype;
+    return KVC_OK;
+}
+
+static kvc_status validate(const kvc_attention_desc *d) {
+    const struct {
+        const char *name;
+        int64_t given, least;
+    } fields[] = {
+        {"batch", d->batch, 0},     {"q_heads", d->q_heads, 1},     {"kv_heads", d->kv_heads, 1},
+        {"key_dim", d->key_dim, 1}, {"value_dim", d->value_dim, 0}, {"max_q_len", d->max_q_len, 0},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].given < fields[i].least)
+            return kvc__fail(KVC_E_INVALID, "desc.%s: %lld given, at least %lld wanted",
+                             fields[i].name, (long long)fields[i].given,
+                             (long long)fields[i].least);
+    if (d->q_heads % d->kv_heads != 0)
+        return kvc__fail(KVC_E_INVALID,
+                         "desc.q_heads: %lld given, a multiple of kv_heads %lld wanted",
+                         (long long)d->q_heads, (long long)d->kv_heads);
+    if (d->kv_dtype != KVC_F32 && d->kv_dtype != KVC_F16 && d->kv_dtype != KVC_BF16)
+        return kvc__fail(KVC_E_INVALID, "desc.kv_dtype: %s given, f32, f16 or bf16 wanted",
+                         kvc_dtype_name(d->kv_dtype));
+    if (!isfinite(d->scale))
+        return kvc__fail(KVC_E_INVALID, "desc.scale: %g given, a finite number wanted",
+                         (double)d->scale);
+    if (d->path != KVC_PATH_AUTO && d->path != KVC_PATH_REFERENCE && d->path != KVC_PATH_FUSED)
+        return kvc__fail(KVC_E_INVALID, "desc.path: %d given, a kvc_path wanted", (int)d->path);
+    return KVC_OK;
+}
+
+static void complete(kvc_attention_desc *d) {
+    if (d->batch == 0) d->batch = 1;
+    if (d->value_dim == 0) d->value_dim = d->key_dim;
+    if (d->max_q_len == 0) d->max_q_len = 1;
+    if (d->scale == 0) d->scale = (float)(1 / sqrt((double)d->key_dim));
+}
+
+static kvc_status choose_path(kvc_path *out, const kvc_attention_desc *d) {
+    const bool fits = d->key_dim <= KVC__FUSED_MAX_DIM && d->value_dim <= KVC__FUSED_MAX_DIM;
+    *out = fits && d->path != KVC_PATH_REFERENCE ? KVC_PATH_FUSED : KVC_PATH_REFERENCE;
+    if (d->path == KVC_PATH_FUSED && !fits)
+        return kvc__fail(KVC_E_INVALID,
+                         "desc.path: fused given, which takes dims up to %d; key_dim is %lld, "
+                         "value_dim %lld",
+                         KVC__FUSED_MAX_DIM, (long long)d->key_dim, (long long)d->value_dim);
+    if (d->strict && *out == KVC_PATH_REFERENCE)
+        return kvc__fail(KVC_E_SLOW,
+                         d->path == KVC_PATH_REFERENCE
+                             ? "desc.strict: given with desc.path reference, which is slow"
+                             : "desc.strict: given, and dims of more than %d have the reference "
+                               "path alone; key_dim is %lld, value_dim %lld",
+                         KVC__FUSED_MAX_DIM, (long long)d->key_dim, (long long)d->value_dim);
+    return KVC_OK;
+}
+
+/* Enough for the path, and for the reference, which keys and values may fall back to. */
+static kvc_status scratch_bytes(size_t *out, const kvc_attention_desc *d, kvc_path path) {
+    if (!kvc__mul(out, (size_t)d->value_dim, sizeof(double)))
+        return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
+                         (long long)d->value_dim);
+    if (path != KVC_PATH_FUSED) return KVC_OK;
+    int64_t rows;
+    if (!kvc__mul_i64(&rows, d->q_heads / d->kv_heads, d->max_q_len)) rows = INT64_MAX;
+    const size_t fused = kvc__fused_scratch_floats(rows, d->key_dim, d->value_dim) * sizeof(float);
+    if (*out < fused) *out = fused;
+    return KVC_OK;
+}
+
+kvc_status kvc_attention_plan(kvc_attention **out, const kvc_attention_desc *desc) {
+    if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given, where to put the plan wanted");
+    *out = NULL;
+    kvc_attention_desc d;
+    kvc_path path;
+    size_t bytes;
+    void *memory;
+    KVC_TRY(kvc__struct_in(&d, sizeof d, desc, "kvc_attention_desc"));
+    KVC_TRY(validate(&d));
+    complete(&d);
+    KVC_TRY(choose_path(&path, &d));
+    KVC_TRY(scratch_bytes(&bytes, &d, path));
+    if (!kvc__add(&bytes, bytes, sizeof(kvc_attention) + KVC_ALIGNMENT_BYTES))
+        return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
+                         (long long)d.value_dim);
+    KVC_TRY(kvc__calloc(&memory, 1, bytes, "attention plan"));
+
+    kvc_attention *plan = memory;
+    const uintptr_t end = (uintptr_t)memory + sizeof *plan;
+    const size_t gap = -end % KVC_ALIGNMENT_BYTES;
+    plan->desc = d;
+    plan->path = path;
+    plan->bytes = bytes;
+    plan->scratch = (char *)memory + sizeof *plan + gap;
+    *out = plan;
+    return KVC_OK;
+}
+
+void kvc_attention_free(kvc_attention *plan) {
+    if (plan) kvc__free(plan, 1, plan->bytes);
+}
+
+kvc_status kvc_attention_stats_get(const kvc_attention *plan, kvc_attention_stats *out) {
+    const kvc_attention_stats zero = {0};
+    KVC_TRY(kvc__struct_out(out, &zero, sizeof zero, "kvc_attention_stats"));
+    if (!plan) return kvc__fail(KVC_E_INVALID, "plan: NULL given");
+    return kvc__struct_out(out, &plan->stats, sizeof plan->stats, "kvc_attention_stats");
+}

@@ -1,0 +1,32 @@
+/** @file
+ * The plan's insides: plan.c (life, figures), run.c (checks and runs), explain.c (sentences). */
+#ifndef KVC_ATTENTION_PLAN_H
+#define KVC_ATTENTION_PLAN_H
+
+#include <kvcache/attention.h>
+
+#include "attention/kernel.h"
+#include "cache/view.h"
+
+struct kvc_attention {
+    kvc_attention_desc desc; /* complete: no field stands for its default any more */
+    kvc_path path;           /* where the rows of keys and values are contiguous */
+    kvc_attention_stats stats;
+    size_t bytes;  /* of this allocation, scratch included */
+    void *scratch; /* 64-byte aligned, for either kernel */
+};
+
+/** Verifies that a plan fits a layer, and describes the layer's keys and values to a kernel.
+ * @param job  receives geometry, k and v; q and out are left
+ * @errors KVC_E_INVALID plan, cache or layer; KVC_E_SHAPE; KVC_E_UNSUPPORTED another device */
+kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
+                                    const kvc__layer_view *layer);
+
+/** As kvc__attention_layer_job, for arrays. */
+kvc_status kvc__attention_array_job(kvc__job *job, const kvc_attention *plan, const kvc_array *k,
+                                    const kvc_array *v);
+
+/** Tells the path of a job: the plan's, or the reference where a row is not contiguous. */
+kvc_path kvc__attention_path(const kvc_attention *plan, const kvc__job *job);
+
+#endif

@@ -1,0 +1,183 @@
+#include <string.h>
+
+#include "array/view.h"
+#include "attention/plan.h"
+#include "base/error.h"
+#include "base/trace.h"
+
+/* Kernels read and write through host pointers: they belong to the cpu. */
+static kvc_status check_device(const kvc_device *device, const char *name) {
+    if (device == kvc_device_cpu()) return KVC_OK;
+    return kvc__fail(KVC_E_UNSUPPORTED, "%s: memory of device %s given, of the cpu wanted", name,
+                     device->name);
+}
+
+/* Describes an array to a kernel: what every argument must be. */
+static kvc_status describe(kvc__rows *out, const kvc_array *a, const char *name,
+                           const int64_t shape[4]) {
+    char given[KVC__SHAPE_TEXT], wanted[KVC__SHAPE_TEXT];
+    KVC_TRY(kvc__array_check(a, name));
+    if (a->ndim != 4 || memcmp(a->shape, shape, 4 * sizeof *shape) != 0)
+        return kvc__fail(KVC_E_SHAPE, "%s: shape %s given, %s wanted", name,
+                         kvc__shape_text(given, a->ndim, a->shape),
+                         kvc__shape_text(wanted, 4, shape));
+    if (a->dtype != KVC_F32 && a->dtype != KVC_F16 && a->dtype != KVC_BF16)
+        return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, f32, f16 or bf16 wanted", name,
+                         kvc_dtype_name(a->dtype));
+    KVC_TRY(check_device(kvc__array_device(a), name));
+    if (kvc_array_size(a) > 0 &&
+        (!a->data || (uintptr_t)a->data % kvc_dtype_size_bytes(a->dtype) != 0))
+        return kvc__fail(KVC_E_INVALID, "%s: data %p given, a multiple of %zu wanted", name,
+                         a->data, kvc_dtype_size_bytes(a->dtype));
+    *out = (kvc__rows){
+        .data = a->data,
+        .dtype = a->dtype,
+        .batch_stride = a->strides[0],
+        .head_stride = a->strides[1],
+        .position_stride = a->strides[2],
+        .last_stride = shape[3] > 1 ? a->strides[3] : 1,
+    };
+    return KVC_OK;
+}
+
+static kvc_status describe_kv(kvc__rows *out, const kvc_attention *plan, const kvc_array *a,
+                              const char *name, const int64_t shape[4]) {
+    KVC_TRY(describe(out, a, name, shape));
+    if (a->dtype == plan->desc.kv_dtype) return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, %s, the plan's kv_dtype, wanted", name,
+                     kvc_dtype_name(a->dtype), kvc_dtype_name(plan->desc.kv_dtype));
+}
+
+/* Queries and output: rows are contiguous. */
+static kvc_status describe_io(kvc__rows *out, const kvc_array *a, const char *name,
+                              const int64_t shape[4]) {
+    KVC_TRY(describe(out, a, name, shape));
+    if (out->last_stride == 1) return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE, "%s: last stride %lld given, 1 wanted", name,
+                     (long long)out->last_stride);
+}
+
+/* The positions that an array has; the shape is compared later. */
+static int64_t positions_of(const kvc_array *a) {
+    return a && a->ndim == 4 && a->shape[2] > 0 ? a->shape[2] : 0;
+}
+
+static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t length) {
+    if (!plan) return kvc__fail(KVC_E_INVALID, "plan: NULL given");
+    const kvc_attention_desc *d = &plan->desc;
+    *job = (kvc__job){
+        .batch = d->batch,
+        .kv_heads = d->kv_heads,
+        .group = d->q_heads / d->kv_heads,
+        .key_dim = d->key_dim,
+        .value_dim = d->value_dim,
+        .length = length,
+        .scale = d->scale,
+        .causal = !d->not_causal,
+    };
+    return KVC_OK;
+}
+
+kvc_status kvc__attention_array_job(kvc__job *job, const kvc_attention *plan, const kvc_array *k,
+                                    const kvc_array *v) {
+    const int64_t length = positions_of(k);
+    KVC_TRY(begin_job(job, plan, length));
+    const int64_t k_shape[4] = {job->batch, job->kv_heads, length, job->key_dim};
+    const int64_t v_shape[4] = {job->batch, job->kv_heads, length, job->value_dim};
+    KVC_TRY(describe_kv(&job->k, plan, k, "k", k_shape));
+    return describe_kv(&job->v, plan, v, "v", v_shape);
+}
+
+/* [batch][kv_heads][capacity][dim] */
+static kvc__rows rows_of(const kvc__layer_view *layer, const void *data, int64_t dim) {
+    return (kvc__rows){
+        .data = (void *)data,
+        .dtype = layer->dtype,
+        .batch_stride = layer->kv_heads * layer->capacity * dim,
+        .head_stride = layer->capacity * dim,
+        .position_stride = dim,
+        .last_stride = 1,
+    };
+}
+
+kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
+                                    const kvc__layer_view *layer) {
+    KVC_TRY(begin_job(job, plan, layer->length));
+    KVC_TRY(check_device(layer->device, "cache"));
+    if (layer->batch != job->batch || layer->kv_heads != job->kv_heads ||
+        layer->key_dim != job->key_dim || layer->value_dim != job->value_dim ||
+        layer->dtype != plan->desc.kv_dtype)
+        return kvc__fail(
+            KVC_E_SHAPE,
+            "layer: batch %lld, kv_heads %lld, key_dim %lld, value_dim %lld, %s given; "
+            "the plan is for %lld, %lld, %lld, %lld, %s",
+            (long long)layer->batch, (long long)layer->kv_heads, (long long)layer->key_dim,
+            (long long)layer->value_dim, kvc_dtype_name(layer->dtype), (long long)job->batch,
+            (long long)job->kv_heads, (long long)job->key_dim, (long long)job->value_dim,
+            kvc_dtype_name(plan->desc.kv_dtype));
+    job->k = rows_of(layer, layer->k, layer->key_dim);
+    job->v = rows_of(layer, layer->v, layer->value_dim);
+    return KVC_OK;
+}
+
+kvc_path kvc__attention_path(const kvc_attention *plan, const kvc__job *job) {
+    const bool contiguous = job->k.last_stride == 1 && job->v.last_stride == 1;
+    return contiguous ? plan->path : KVC_PATH_REFERENCE;
+}
+
+static kvc_status add_io(kvc__job *job, const kvc_attention *plan, const kvc_array *q,
+                         const kvc_array *out) {
+    const int64_t n = positions_of(q);
+    const int64_t q_heads = job->kv_heads * job->group;
+    const int64_t q_shape[4] = {job->batch, q_heads, n, job->key_dim};
+    const int64_t out_shape[4] = {job->batch, q_heads, n, job->value_dim};
+    KVC_TRY(describe_io(&job->q, q, "q", q_shape));
+    if (n < 1 || n > plan->desc.max_q_len)
+        return kvc__fail(KVC_E_SHAPE, "q: %lld query positions given, 1 to %lld, max_q_len, wanted",
+                         (long long)n, (long long)plan->desc.max_q_len);
+    KVC_TRY(describe_io(&job->out, out, "out", out_shape));
+    job->queries = n;
+    return KVC_OK;
+}
+
+static kvc_status run(kvc_attention *plan, const kvc__job *job) {
+    const kvc_path path = kvc__attention_path(plan, job);
+    if (plan->desc.strict && path == KVC_PATH_REFERENCE) {
+        plan->stats.refused++;
+        return kvc__fail(
+            KVC_E_SLOW,
+            "%s: last stride %lld given, and strict mode refuses the reference path; "
+            "1 wanted",
+            job->k.last_stride != 1 ? "k" : "v",
+            (long long)(job->k.last_stride != 1 ? job->k.last_stride : job->v.last_stride));
+    }
+    const uint64_t row_bytes =
+        (uint64_t)(job->key_dim + job->value_dim) * kvc_dtype_size_bytes(plan->desc.kv_dtype);
+    const uint64_t kv_bytes =
+        (uint64_t)(job->batch * job->kv_heads) * (uint64_t)job->length * row_bytes;
+    const uint64_t start = kvc__span_begin();
+    if (path == KVC_PATH_FUSED) kvc__attend_fused(job, plan->scratch);
+    else kvc__attend_reference(job, plan->scratch);
+    kvc__span_end(start, KVC_SPAN_KERNEL, kvc_path_name(path), (size_t)kv_bytes);
+    plan->stats.runs[path]++;
+    plan->stats.kv_bytes += kv_bytes;
+    return KVC_OK;
+}
+
+kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache, int64_t layer,
+                             const kvc_array *q, kvc_array *out) {
+    kvc__layer_view view;
+    kvc__job job;
+    KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
+    KVC_TRY(add_io(&job, plan, q, out));
+    return run(plan, &job);
+}
+
+kvc_status kvc_attention_run_kv(kvc_attention *plan, const kvc_array *k, const kvc_array *v,
+                                const kvc_array *q, kvc_array *out) {
+    kvc__job job;
+    KVC_TRY(kvc__attention_array_job(&job, plan, k, v));
+    KVC_TRY(add_io(&job, plan, q, out));
+    return run(plan, &job);
+}

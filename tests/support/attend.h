@@ -1,0 +1,70 @@
+/** @file
+ * Attention problems for tests: arrays in several layouts with NaN in every gap, and a comparison
+ * of a path with the reference under a stated bound. */
+#ifndef KVC_TEST_ATTEND_H
+#define KVC_TEST_ATTEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvcache/attention.h>
+
+/** How the elements of [batch][head][position][dim] lie. */
+typedef enum test_layout {
+    TEST_HEAD_MAJOR = 0,  /**< contiguous */
+    TEST_TOKEN_MAJOR = 1, /**< [batch][position][head][dim], as engines produce them */
+    TEST_SPARE = 2,       /**< heads with room behind their positions, as a cache has them */
+    TEST_SPREAD = 3       /**< two elements from one to the next: no contiguous row */
+} test_layout;
+
+/** An array over memory of its own. All that is not an element is NaN. */
+typedef struct test_tensor {
+    kvc_array array;
+    void *memory;
+} test_tensor;
+
+/** What to attend. Zeroed fields mean: batch, heads and queries 1, value_dim as key_dim, f32. */
+typedef struct test_case {
+    int64_t batch, q_heads, kv_heads, key_dim, value_dim, queries, length;
+    kvc_dtype kv_dtype, q_dtype, out_dtype;
+    test_layout kv_layout, q_layout, out_layout;
+    bool not_causal;
+    float scale;      /**< 0: the default of the library */
+    double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
+} test_case;
+
+/** A case with its arrays: q, k and v random, out NaN. */
+typedef struct test_problem {
+    test_case c;
+    test_tensor q, k, v, out;
+} test_problem;
+
+/** Makes an array whose elements are NaN too. Rows may end anywhere: only dtypes align. */
+test_tensor test_tensor_new(kvc_dtype dtype, test_layout layout, int64_t batch, int64_t heads,
+                            int64_t positions, int64_t dim);
+void test_tensor_free(test_tensor *tensor);
+
+/** Reads and writes element [b][h][i][d]. */
+double test_get(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d);
+void test_set(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d, double value);
+
+/** Sets every element to a random number in [-amplitude, amplitude). */
+void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed);
+
+test_problem test_problem_new(const test_case *c, uint64_t *seed);
+void test_problem_free(test_problem *p);
+
+/** Returns the description of a plan for a problem. */
+kvc_attention_desc test_desc(const test_problem *p, kvc_path path);
+
+/** Runs a problem on a path, into p->out. */
+void test_run(const test_problem *p, kvc_path path);
+
+/** Fails, printing the case, when the fused path is further from the f32 result of the reference
+ * than rounding explains:
+ *     |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype.
+ * A score is rounded in f32, and that error grows with it. */
+void test_compare_paths(const test_problem *p);
+
+#endif
