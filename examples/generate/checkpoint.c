@@ -60,7 +60,7 @@ static bool check_sizes(const checkpoint *m, const char *name, failure *error) {
     if (m->dim % (2 * m->heads) != 0)
         return failure_set(error,
                            "%s: dim is %lld in the header, a multiple of 2 * n_heads = %lld wanted",
-                           name, (long long)m->dim, (long long)(2 * m->heads));
+                           name, (long long)m->dim, 2 * (long long)m->heads);
     if (m->heads % m->kv_heads != 0)
         return failure_set(error,
                            "%s: n_kv_heads is %lld in the header, a divisor of n_heads %lld "
