@@ -35,10 +35,12 @@ static volatile uint64_t calls, allocations;
 static volatile int64_t first_call = -1;
 
 #if defined(__GLIBC__) && !defined(SANITIZED)
+/* NOLINTBEGIN(bugprone-reserved-identifier): glibc's own, under the names it gives them. */
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *memory, size_t bytes);
 void *__libc_memalign(size_t alignment, size_t bytes);
+/* NOLINTEND(bugprone-reserved-identifier) */
 
 static void count_allocation(void) {
     if (counting) allocations++;
