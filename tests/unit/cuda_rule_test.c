@@ -91,7 +91,7 @@ static void cuda_rule__loses_cudnn_where_capacity_is_no_multiple_of_256(void **s
 
 static void cuda_rule__loses_cudnn_in_a_larger_buffer_of_the_pool(void **state) {
     (void)state;
-    const int64_t exact = 8 * 1024 * 128;
+    const int64_t exact = (int64_t)8 * 1024 * 128;
     kvc_cuda_shape shape = good;
     shape.buffer_elements = exact;
     assert_int_equal(explain(shape).kernel, KVC_CUDA_CUDNN);
