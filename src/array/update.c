@@ -54,7 +54,8 @@ static kvc_status write_region(const kvc_array *array, const region *r, const kv
 
 /* The update itself, all arguments being right: in place, or on a copy that takes dst's name. */
 static kvc_status update(kvc_array *dst, const region *r, const kvc_array *src, kvc_update *how) {
-    const bool sole = kvc_buffer_is_sole(dst->buffer);
+    /* dst itself may be src, which adds no reference to the buffer. */
+    const bool sole = kvc_buffer_is_sole(dst->buffer) && src->buffer != dst->buffer;
     if (sole) {
         KVC_TRY(write_region(dst, r, src));
     } else {

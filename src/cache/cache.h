@@ -31,6 +31,10 @@ struct kvc_cache {
     kvc_cache_stats stats;
 };
 
+/** Verifies that a call was given a cache.
+ * @errors KVC_E_INVALID it is NULL */
+kvc_status kvc__cache_given(const kvc_cache *cache);
+
 /** Finds a layer.
  * @errors KVC_E_INVALID cache is NULL, no such layer */
 kvc_status kvc__cache_layer(kvc__layer **out, const kvc_cache *cache, int64_t layer);

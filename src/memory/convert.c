@@ -6,30 +6,39 @@
 
 #include "base/half.h"
 
-/* A loop over the innermost dimension: n elements, strides in elements. */
-typedef void (*row_fn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride,
-                       int64_t n);
+/* The innermost dimension of a copy. */
+typedef struct row {
+    int64_t n; /* elements */
+    int64_t dst_stride, src_stride;
+    kvc_dtype to, from;
+    size_t whole_bytes; /* when both sides are contiguous and of one dtype: all of it */
+} row;
+
+typedef void (*row_fn)(void *dst, const void *src, const row *r);
 
 /* A row of one conversion, written twice so that the compiler vectorises the contiguous one. */
 #define ROW(name, to, from, convert)                                                               \
-    static void name(void *dst, int64_t dst_stride, const void *src, int64_t src_stride,           \
-                     int64_t n) {                                                                  \
+    static void name(void *dst, const void *src, const row *r) {                                   \
         to *restrict d = dst;                                                                      \
         const from *restrict s = src;                                                              \
-        if (dst_stride == 1 && src_stride == 1)                                                    \
+        const int64_t n = r->n, ds = r->dst_stride, ss = r->src_stride;                            \
+        if (ds == 1 && ss == 1)                                                                    \
             for (int64_t i = 0; i < n; i++) d[i] = convert(s[i]);                                  \
         else                                                                                       \
-            for (int64_t i = 0; i < n; i++) d[i * dst_stride] = convert(s[i * src_stride]);        \
+            for (int64_t i = 0; i < n; i++) d[i * ds] = convert(s[i * ss]);                        \
     }
 
 /* The same for elements that keep their type; by memcpy, as the type of the memory is not known. */
 #define ROW_SAME(name, bytes)                                                                      \
-    static void name(void *dst, int64_t dst_stride, const void *src, int64_t src_stride,           \
-                     int64_t n) {                                                                  \
-        for (int64_t i = 0; i < n; i++)                                                            \
-            memcpy((char *)dst + i * dst_stride * (bytes),                                         \
-                   (const char *)src + i * src_stride * (bytes), (bytes));                         \
+    static void name(void *dst, const void *src, const row *r) {                                   \
+        for (int64_t i = 0; i < r->n; i++)                                                         \
+            memcpy((char *)dst + i * r->dst_stride * (bytes),                                      \
+                   (const char *)src + i * r->src_stride * (bytes), (bytes));                      \
     }
+
+static void row_whole(void *dst, const void *src, const row *r) {
+    memcpy(dst, src, r->whole_bytes);
+}
 
 #define F16_OF_BF16(x) kvc__f16_of_f32(kvc__f32_of_bf16(x))
 #define BF16_OF_F16(x) kvc__bf16_of_f32(kvc__f32_of_f16(x))
@@ -94,30 +103,39 @@ static void store(void *dst, kvc_dtype dtype, double x) {
     memcpy(dst, &e, kvc_dtype_size_bytes(dtype));
 }
 
-/* Returns the row of a conversion; NULL: one element at a time, by load and store. */
-static row_fn row_of(kvc_dtype to, kvc_dtype from) {
-    if (to == from) {
-        const size_t bytes = kvc_dtype_size_bytes(to);
-        return bytes == 1 ? row_1_byte : bytes == 2 ? row_2_bytes : row_4_bytes;
-    }
+/* A conversion without a loop of its own: exact through f64, an element at a time. */
+static void row_any(void *dst, const void *src, const row *r) {
+    const int64_t ds = r->dst_stride * (int64_t)kvc_dtype_size_bytes(r->to);
+    const int64_t ss = r->src_stride * (int64_t)kvc_dtype_size_bytes(r->from);
+    for (int64_t i = 0; i < r->n; i++)
+        store((char *)dst + i * ds, r->to, kvc__convert_load((const char *)src + i * ss, r->from));
+}
+
+static row_fn same_row_of(const row *r, size_t element_bytes) {
+    if (r->whole_bytes) return row_whole;
+    return element_bytes == 1 ? row_1_byte : element_bytes == 2 ? row_2_bytes : row_4_bytes;
+}
+
+static row_fn converting_row_of(kvc_dtype to, kvc_dtype from) {
     switch (to) {
     case KVC_F32:
-        return from == KVC_F16 ? row_f32_of_f16 : from == KVC_BF16 ? row_f32_of_bf16 : NULL;
+        return from == KVC_F16 ? row_f32_of_f16 : from == KVC_BF16 ? row_f32_of_bf16 : row_any;
     case KVC_F16:
-        return from == KVC_F32 ? row_f16_of_f32 : from == KVC_BF16 ? row_f16_of_bf16 : NULL;
+        return from == KVC_F32 ? row_f16_of_f32 : from == KVC_BF16 ? row_f16_of_bf16 : row_any;
     case KVC_BF16:
-        return from == KVC_F32 ? row_bf16_of_f32 : from == KVC_F16 ? row_bf16_of_f16 : NULL;
+        return from == KVC_F32 ? row_bf16_of_f32 : from == KVC_F16 ? row_bf16_of_f16 : row_any;
     case KVC_I8:
     case KVC_U8:
     case KVC_U32: break;
     }
-    return NULL;
+    return row_any;
 }
 
 /* A copy whose dimensions of extent 1 are gone and whose mergeable neighbours are one. */
 typedef struct plan {
-    int ndim; /* >= 1 */
-    int64_t shape[KVC_MAX_DIMS], dst_strides[KVC_MAX_DIMS], src_strides[KVC_MAX_DIMS];
+    int ndim; /* >= 2: rows, and elements of a row */
+    int64_t shape[KVC_MAX_DIMS + 1];
+    int64_t dst_strides[KVC_MAX_DIMS + 1], src_strides[KVC_MAX_DIMS + 1]; /* in elements */
 } plan;
 
 /* Returns false when there is nothing to copy. */
@@ -134,41 +152,43 @@ static bool plan_copy(plan *p, const kvc_strided *dst, const kvc_strided *src, i
         p->dst_strides[n] = dst->strides[i];
         p->src_strides[n++] = src->strides[i];
     }
-    if (n == 0) p->shape[n] = p->dst_strides[n] = p->src_strides[n] = 1, n = 1;
+    if (n == 0) { /* one element */
+        p->shape[0] = p->dst_strides[0] = p->src_strides[0] = 1;
+        n = 1;
+    }
+    if (n == 1) { /* one row */
+        p->shape[1] = p->shape[0];
+        p->dst_strides[1] = p->dst_strides[0];
+        p->src_strides[1] = p->src_strides[0];
+        p->shape[0] = 1;
+        p->dst_strides[0] = p->src_strides[0] = 0;
+        n = 2;
+    }
     p->ndim = n;
     return true;
-}
-
-static void copy_row(void *dst, const void *src, const plan *p, kvc_dtype to, kvc_dtype from,
-                     row_fn row) {
-    const int inner = p->ndim - 1;
-    const int64_t n = p->shape[inner], ds = p->dst_strides[inner], ss = p->src_strides[inner];
-    if (to == from && ds == 1 && ss == 1) {
-        memcpy(dst, src, (size_t)n * kvc_dtype_size_bytes(to));
-    } else if (row) {
-        row(dst, ds, src, ss, n);
-    } else {
-        const int64_t db = ds * (int64_t)kvc_dtype_size_bytes(to);
-        const int64_t sb = ss * (int64_t)kvc_dtype_size_bytes(from);
-        for (int64_t i = 0; i < n; i++)
-            store((char *)dst + i * db, to, kvc__convert_load((const char *)src + i * sb, from));
-    }
 }
 
 void kvc__convert_copy(const kvc_strided *dst, const kvc_strided *src, int ndim,
                        const int64_t *shape) {
     plan p;
     if (!plan_copy(&p, dst, src, ndim, shape)) return;
-    const row_fn row = row_of(dst->dtype, src->dtype);
     const int64_t dst_bytes = (int64_t)kvc_dtype_size_bytes(dst->dtype);
     const int64_t src_bytes = (int64_t)kvc_dtype_size_bytes(src->dtype);
-    const int outer = p.ndim - 1; /* dimensions that the odometer counts */
-    int64_t at[KVC_MAX_DIMS] = {0};
+    const int inner = p.ndim - 1, rows = p.ndim - 2; /* dimensions before these: the odometer's */
+    row r = {p.shape[inner], p.dst_strides[inner], p.src_strides[inner], dst->dtype, src->dtype, 0};
+    const bool same = dst->dtype == src->dtype;
+    if (same && r.dst_stride == 1 && r.src_stride == 1) r.whole_bytes = (size_t)(r.n * dst_bytes);
+    const row_fn copy_row =
+        same ? same_row_of(&r, (size_t)dst_bytes) : converting_row_of(dst->dtype, src->dtype);
+
+    int64_t at[KVC_MAX_DIMS + 1] = {0};
     char *d = dst->data;
     const char *s = src->data;
     for (;;) {
-        copy_row(d, s, &p, dst->dtype, src->dtype, row);
-        int i = outer - 1;
+        for (int64_t i = 0; i < p.shape[rows]; i++)
+            copy_row(d + i * p.dst_strides[rows] * dst_bytes,
+                     s + i * p.src_strides[rows] * src_bytes, &r);
+        int i = rows - 1;
         for (; i >= 0; i--) {
             d += p.dst_strides[i] * dst_bytes;
             s += p.src_strides[i] * src_bytes;
@@ -184,9 +204,9 @@ void kvc__convert_copy(const kvc_strided *dst, const kvc_strided *src, int ndim,
 void kvc__convert_fill(void *dst, kvc_dtype dtype, int64_t count, double value) {
     if (count <= 0) return;
     const size_t bytes = kvc_dtype_size_bytes(dtype);
+    const row r = {.n = count, .dst_stride = 1};
     uint32_t one = 0; /* the element's bytes, from the first on */
     store(&one, dtype, value);
     if (bytes == 1) memset(dst, (int)(one & 0xffu), (size_t)count);
-    else if (bytes == 2) row_2_bytes(dst, 1, &one, 0, count);
-    else row_4_bytes(dst, 1, &one, 0, count);
+    else same_row_of(&r, bytes)(dst, &one, &r);
 }

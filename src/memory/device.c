@@ -42,6 +42,7 @@ kvc_status kvc__device_check(const kvc_device *device) {
     if (device->struct_size < sizeof(kvc_device))
         return kvc__fail(KVC_E_INVALID, "device.struct_size: %zu given, %zu wanted",
                          device->struct_size, sizeof(kvc_device));
+    if (!device->name) return kvc__fail(KVC_E_INVALID, "device.name: NULL given, a name wanted");
     if (device->page_bytes == 0 || (device->page_bytes & (device->page_bytes - 1)) != 0)
         return kvc__fail(KVC_E_INVALID, "device.page_bytes: %zu given, a power of two wanted",
                          device->page_bytes);
@@ -50,11 +51,11 @@ kvc_status kvc__device_check(const kvc_device *device) {
         return kvc__fail(KVC_E_INVALID,
                          "device '%s': one of allocate, deallocate, copy, fill, transfer and "
                          "synchronize is NULL, all are wanted",
-                         device->name ? device->name : "?");
+                         device->name);
     if (!device->reserve != !device->commit || !device->reserve != !device->release)
         return kvc__fail(KVC_E_INVALID,
                          "device '%s': reserve, commit and release go together, some are NULL",
-                         device->name ? device->name : "?");
+                         device->name);
     return KVC_OK;
 }
 

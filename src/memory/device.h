@@ -16,8 +16,8 @@ kvc_status kvc__device_fill(const kvc_device *device, void *dst, kvc_dtype dtype
 /** Copies between host and device as the device's transfer, within a COPY span. */
 kvc_status kvc__device_transfer(const kvc_device *device, void *dst, const void *src, size_t bytes);
 
-/** Verifies that every call a device must have is there.
- * @errors KVC_E_INVALID names the missing one */
+/** Verifies that a device has all that it must: its size, a name, pages, the calls.
+ * @errors KVC_E_INVALID tells what is missing */
 kvc_status kvc__device_check(const kvc_device *device);
 
 #endif

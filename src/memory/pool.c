@@ -19,10 +19,12 @@ static void note_peaks(kvc_pool *pool) {
     s->peak_total_bytes = largest(s->peak_total_bytes, s->active_bytes + s->cached_bytes);
 }
 
-static void count_driver(kvc_pool *pool, uint64_t calls, uint64_t ns) {
+/* Counts a call on the device. What was charged for one that took memory is there only now. */
+static void count_driver(kvc_pool *pool, uint64_t ns, bool took) {
     (void)pthread_mutex_lock(&pool->lock);
-    pool->stats.driver_calls += calls;
+    pool->stats.driver_calls++;
     pool->stats.driver_ns += ns;
+    if (took) note_peaks(pool);
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
@@ -54,7 +56,7 @@ static void free_buffer(kvc_pool *pool, kvc_buffer *b) {
         const uint64_t start_ns = kvc__now_ns();
         (reserved ? device->release : device->deallocate)(device->context, b->data,
                                                           b->capacity_bytes);
-        count_driver(pool, 1, kvc__now_ns() - start_ns);
+        count_driver(pool, kvc__now_ns() - start_ns, false);
         if (kvc__span_begin())
             kvc__span_end(start_ns, KVC_SPAN_RELEASE, "release", b->resident_bytes);
     }
@@ -75,12 +77,15 @@ static void give_back(kvc_pool *pool, kvc_buffer *list) {
     }
 }
 
-static void evict_all(kvc_pool *pool) {
+/* Gives all that is cached back; false when there was nothing. */
+static bool evict_all(kvc_pool *pool) {
     kvc_buffer *list = NULL;
     (void)pthread_mutex_lock(&pool->lock);
     while (pool->shelf.oldest) evict_oldest(pool, &list);
     (void)pthread_mutex_unlock(&pool->lock);
+    const bool any = list != NULL;
     give_back(pool, list);
+    return any;
 }
 
 static bool ask_under_pressure(kvc_pool *pool, size_t bytes) {
@@ -103,24 +108,23 @@ kvc_buffer *kvc__pool_take(kvc_pool *pool, size_t bytes, bool reserved) {
         pool->stats.cached_bytes -= b->resident_bytes;
         pool->stats.active_bytes += b->resident_bytes;
         note_peaks(pool);
-    } else {
+    } else if (bytes) { /* no device is asked for 0 bytes */
         pool->stats.misses++;
     }
     (void)pthread_mutex_unlock(&pool->lock);
     return b;
 }
 
-/* Counts bytes as active when they fit beside the active ones; *out tells what is free if not. */
-static bool try_charge(kvc_pool *pool, size_t bytes, uint64_t *free_bytes) {
+/* Counts bytes as active when they fit beside the active ones; tells the limit and what it left. */
+static bool try_charge(kvc_pool *pool, size_t bytes, size_t *limit, size_t *left) {
     kvc_buffer *evicted = NULL;
     (void)pthread_mutex_lock(&pool->lock);
-    const uint64_t limit = pool->memory_limit_bytes, active = pool->stats.active_bytes;
-    *free_bytes = limit > active ? limit - active : 0;
-    const bool fits = bytes <= *free_bytes;
+    *limit = pool->memory_limit_bytes;
+    *left = *limit > pool->stats.active_bytes ? *limit - pool->stats.active_bytes : 0;
+    const bool fits = bytes <= *left;
     if (fits) {
         evict_for(pool, bytes, &evicted);
         pool->stats.active_bytes += bytes;
-        note_peaks(pool);
     }
     (void)pthread_mutex_unlock(&pool->lock);
     give_back(pool, evicted);
@@ -128,15 +132,14 @@ static bool try_charge(kvc_pool *pool, size_t bytes, uint64_t *free_bytes) {
 }
 
 kvc_status kvc__pool_charge(kvc_pool *pool, size_t bytes) {
-    uint64_t free_bytes = 0;
-    for (int i = 0; i <= PRESSURE_TRIES; i++) {
-        if (try_charge(pool, bytes, &free_bytes)) return KVC_OK;
-        if (!ask_under_pressure(pool, bytes)) break;
-    }
-    return kvc__fail(KVC_E_LIMIT,
-                     "pool: %zu bytes asked for, %llu left under the memory limit of %zu: free "
-                     "buffers or raise it with kvc_pool_memory_limit_set",
-                     bytes, (unsigned long long)free_bytes, pool->memory_limit_bytes);
+    size_t limit, left;
+    for (int asked = 0; !try_charge(pool, bytes, &limit, &left); asked++)
+        if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
+            return kvc__fail(KVC_E_LIMIT,
+                             "pool: %zu bytes asked for, %zu left under the memory limit of %zu: "
+                             "free buffers or raise it with kvc_pool_memory_limit_set",
+                             bytes, left, limit);
+    return KVC_OK;
 }
 
 void kvc__pool_uncharge(kvc_pool *pool, size_t bytes) {
@@ -149,7 +152,7 @@ static kvc_status drive_once(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind 
                              size_t bytes) {
     const uint64_t start_ns = kvc__now_ns();
     const kvc_status status = call(pool->device, memory, bytes);
-    count_driver(pool, 1, kvc__now_ns() - start_ns);
+    count_driver(pool, kvc__now_ns() - start_ns, status == KVC_OK);
     if (kvc__span_begin())
         kvc__span_end(start_ns, kind, kind == KVC_SPAN_COMMIT ? "commit" : "allocate", bytes);
     return status;
@@ -157,18 +160,17 @@ static kvc_status drive_once(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind 
 
 kvc_status kvc__pool_drive(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
                            size_t bytes) {
-    for (int i = 0; i <= PRESSURE_TRIES; i++) {
+    for (int asked = 0;; asked++) {
         if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
-        evict_all(pool);
-        if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
-        if (!ask_under_pressure(pool, bytes)) break;
+        if (evict_all(pool) && drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
+        if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
+            return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes",
+                             pool->device->name, bytes);
     }
-    return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes", pool->device->name,
-                     bytes);
 }
 
+/* Nothing is cached any more: kvc_pool_free saw to that before its hold ended. */
 static void destroy(kvc_pool *pool) {
-    evict_all(pool);
     kvc__shelf_deinit(&pool->shelf);
     (void)pthread_mutex_destroy(&pool->lock);
     kvc__free(pool, 1, sizeof *pool);
@@ -232,7 +234,7 @@ void kvc_pool_free(kvc_pool *pool) {
     KVC_ASSERT(!pool->freed);
     pool->freed = true;
     (void)pthread_mutex_unlock(&pool->lock);
-    evict_all(pool);
+    (void)evict_all(pool);
     kvc__pool_drop_hold(pool);
 }
 
@@ -255,7 +257,7 @@ void kvc_pool_peak_reset(kvc_pool *pool) {
 }
 
 void kvc_pool_clear(kvc_pool *pool) {
-    evict_all(pool);
+    (void)evict_all(pool);
 }
 
 static size_t set_limit(kvc_pool *pool, size_t *limit, size_t bytes) {

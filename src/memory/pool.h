@@ -44,8 +44,8 @@ static inline size_t kvc__committed_words(const kvc_buffer *buffer) {
     return (buffer->capacity_bytes - 1) / buffer->pool->commit_unit_bytes / 64 + 1;
 }
 
-/** Takes a buffer that the rule allows from the shelf, or NULL. Counts the hit or the miss, and a
- * hold either way. */
+/** Takes a buffer that the rule allows from the shelf, or NULL. Counts the hit or the miss (none
+ * for 0 bytes), and a hold either way. */
 kvc_buffer *kvc__pool_take(kvc_pool *pool, size_t bytes, bool reserved);
 
 /** Counts `bytes` as active if the limits allow, giving back cached buffers, then asking under

@@ -23,8 +23,8 @@ static size_t lower_bound(const kvc__shelf_kind *kind, size_t bytes) {
 
 static bool grow(kvc__shelf_kind *kind) {
     const size_t room = kind->room ? 2 * kind->room : 16;
-    void *bins;
-    if (kvc__calloc(&bins, room, sizeof *kind->bins, "pool table") != KVC_OK) return false;
+    void *bins = kvc__calloc_or_null(room, sizeof *kind->bins);
+    if (!bins) return false;
     if (kind->count) memcpy(bins, kind->bins, kind->count * sizeof *kind->bins);
     kvc__free(kind->bins, kind->room, sizeof *kind->bins);
     kind->bins = bins;

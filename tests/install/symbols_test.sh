@@ -33,6 +33,7 @@ expect_none "exported, but not as kvc_name@@KVCACHE_$abi" \
 declared=$(echo '#include <kvcache/kvcache.h>' | "$CC" -I "$SOURCE_DIR/include" -E -P - | tr '\n' ' ' |
     grep -oE 'visibility\("default"\)[^;]*;' | grep -oE 'kvc_[a-z0-9_]+\(' | tr -d '(' | sort)
 names=$(cut -d@ -f1 <<<"$exported" | sort)
+expect_none "declared with KVC_API, but not exported" "$(comm -23 <(echo "$declared") <(echo "$names"))"
 expect_none "exported, but declared in no header" "$(comm -13 <(echo "$declared") <(echo "$names"))"
 
 expect_none "names of libkvcache.a that are not kvc_…" \

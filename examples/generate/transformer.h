@@ -1,0 +1,65 @@
+/** @file
+ * A Llama model at work: tokens in, logits out, keys and values in a kvc_cache.
+ *
+ * This is the part that shows libkvcache. One kvc_cache holds the keys and values of all layers,
+ * one kvc_attention serves them all. The engine computes position by position, [n][heads][dim], and
+ * lends such arrays to the library with their strides: nothing is transposed or copied on the way.
+ * @source llama2.c's forward, here for many positions at once */
+#ifndef GENERATE_TRANSFORMER_H
+#define GENERATE_TRANSFORMER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <kvcache/kvcache.h>
+
+#include "checkpoint.h"
+#include "failure.h"
+
+/** The most positions of one forward; more raise the arithmetic per byte of weights little. */
+enum { TRANSFORMER_MOST = 64 };
+
+/** What is free to choose. Zeroed but for kv_dtype and max_positions, it is a sound choice. */
+typedef struct transformer_options {
+    kvc_growth growth;     /**< of the cache */
+    kvc_dtype kv_dtype;    /**< of the cache: KVC_F32, KVC_F16 or KVC_BF16 */
+    int64_t chunk;         /**< of the cache, in positions; 0: the library's */
+    int64_t max_positions; /**< that it will hold, 1 to the model's seq_len */
+    bool strict;           /**< refuse slow paths of attention */
+} transformer_options;
+
+/** A model and its state. */
+typedef struct transformer {
+    const checkpoint *model;
+    kvc_cache *cache;
+    kvc_attention *attention;
+    float *memory; /**< one allocation for all that follows; n is TRANSFORMER_MOST */
+    float *x;      /**< [n][dim] what goes from layer to layer */
+    float *normed; /**< [n][dim] */
+    float *q;      /**< [n][heads][head_dim] */
+    float *k, *v;  /**< [n][kv_heads][head_dim] */
+    float *mixed;  /**< [n][heads][head_dim] what attention gives */
+    float *gate;   /**< [n][hidden_dim] */
+    float *up;     /**< [n][hidden_dim] */
+    float *turns;  /**< [n][head_dim / 2][2] */
+    float *logits; /**< [vocab_size], of the last position of the last forward */
+    uint64_t append_ns, attention_ns; /**< time spent in the library's two calls */
+} transformer;
+
+/** Makes a transformer with an empty cache.
+ * @param model  borrowed until transformer_deinit
+ * @param pool   borrowed for the call, where the cache's memory comes from */
+bool transformer_init(transformer *out, const checkpoint *model, kvc_pool *pool,
+                      const transformer_options *options, failure *error);
+
+/** Frees and zeroes it. One that could not be initialised is allowed. */
+void transformer_deinit(transformer *t);
+
+/** Computes n more positions after those in the cache, and the logits of the last.
+ * Allocates nothing.
+ * @param tokens  [n], each 0 <= token < vocab_size
+ * @param n       1 to TRANSFORMER_MOST
+ * @return        false leaves a transformer that can only be ended */
+bool transformer_forward(transformer *t, const int32_t *tokens, int64_t n, failure *error);
+
+#endif

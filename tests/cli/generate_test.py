@@ -1,0 +1,270 @@
+"""`kvcache generate` with good input and bad.
+
+    generate_test.py PROGRAM
+
+Bad input: exactly one line on stderr, nothing on stdout, 2 for what was asked for wrongly and 1 for
+the rest."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+import tiny_model  # noqa: E402
+
+PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/kvcache"
+CONTEXT = tiny_model.SHAPE[6]
+
+
+def patched(data, offset, value):
+    return data[:offset] + struct.pack("<i", value) + data[offset + 4:]
+
+
+class Generate(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        cls.model = cls.write("model.bin", tiny_model.checkpoint())
+        cls.tokenizer = cls.write("tokenizer.bin", tiny_model.tokenizer())
+
+    @classmethod
+    def write(cls, name, data):
+        path = cls.folder / name
+        path.write_bytes(data)
+        return path
+
+    def run_program(self, *words, **more):
+        return subprocess.run([PROGRAM, "generate", *map(str, words)], capture_output=True,
+                              check=False, timeout=60, **more)
+
+    def generate(self, *options, model=None, tokenizer=None, **more):
+        return self.run_program(model or self.model, "--tokenizer", tokenizer or self.tokenizer,
+                                *options, **more)
+
+    def text(self, *options, **more):
+        done = self.generate("--quiet", *options, **more)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        return done.stdout
+
+    def assert_refused(self, done, status, *words):
+        """One line that has all the words, on stderr alone."""
+        line = done.stderr.decode(errors="replace")
+        self.assertEqual((done.returncode, done.stdout), (status, b""), line)
+        self.assertEqual(line.count("\n"), 1, line)
+        self.assertTrue(line.startswith("kvcache generate: ") and line.endswith("\n"), line)
+        for word in words:
+            self.assertIn(str(word), line)
+
+    # The text.
+
+    def test_the_text_is_the_same_under_every_cache(self):
+        for draw in (["--temperature", "0"], ["--seed", "7"], ["--seed", "7", "--top-p", "1"]):
+            wanted = self.text("--prompt", "the hat", "--steps", "90", *draw)
+            self.assertTrue(wanted.startswith(b"the hat"))
+            self.assertTrue(wanted.endswith(b"\n"))
+            for cache in "concat", "chunk", "reserve":
+                for chunk in "1", "7", "256":
+                    text = self.text("--prompt", "the hat", "--steps", "90", *draw, "--cache",
+                                     cache, "--chunk", chunk)
+                    self.assertEqual(text, wanted, (cache, chunk))
+
+    def test_every_dtype_of_the_cache_runs(self):
+        for dtype in "f32", "f16", "bf16":
+            for cache in "concat", "chunk", "reserve":
+                text = self.text("--prompt", "a", "--kv-dtype", dtype, "--cache", cache)
+                self.assertTrue(text.startswith(b"a"))
+
+    def test_equal_seeds_give_equal_texts_and_others_do_not(self):
+        self.assertEqual(self.text("--seed", "3"), self.text("--seed", "3"))
+        self.assertEqual(self.text(), self.text("--seed", "1"))
+        self.assertNotEqual(self.text("--seed", "3"), self.text("--seed", "4"))
+        self.assertNotEqual(self.text("--seed", "0"), self.text("--seed", "4"))
+
+    def test_an_empty_prompt_is_no_prompt(self):
+        self.assertEqual(self.text("--prompt", ""), self.text())
+
+    def test_a_prompt_comes_back_as_it_is(self):
+        for prompt in "the then", " two  spaces", "z", "H\u00e9l\u00e8ne \u2014 \u6f22 \U0001f600", \
+                "line\nand\ttab":
+            text = self.text("--prompt", prompt, "--temperature", "0")
+            self.assertTrue(text.startswith(prompt.encode()), (prompt, text))
+
+    def test_control_bytes_of_a_prompt_do_not_reach_the_terminal(self):
+        text = self.text("--prompt", "a\x1b[31mz", "--steps", "7")
+        self.assertEqual(text, b"a[31mz\n")
+
+    def test_the_text_is_utf8_whatever_the_prompt(self):
+        text = self.text("--prompt", os.fsdecode(b"a\xff\xc3z"), "--temperature", "0")
+        self.assertTrue(text.startswith(b"az"), text)
+        for seed in range(20):
+            self.text("--seed", seed, "--temperature", "2", "--top-p", "1").decode()
+        self.assertEqual(self.text("--prompt", "a\u00e9", "--steps", "2"), b"a\n")
+        self.assertEqual(self.text("--prompt", "a\u00e9", "--steps", "3"), "a\u00e9\n".encode())
+
+    def test_steps_count_the_positions_computed(self):
+        self.assertEqual(self.text("--prompt", "the", "--steps", "1"), b"the\n")
+        # Six tokens: " the", then five bytes; fewer steps show fewer of them.
+        self.assertEqual(self.text("--prompt", "the12345", "--steps", "3"), b"the12\n")
+        self.assertEqual(self.text("--prompt", "the12345", "--steps", "6"), b"the12345\n")
+        done = self.generate("--prompt", "the12345", "--steps", "3")
+        self.assertIn(b"--steps ended within its 7 tokens", done.stderr)
+
+    def test_one_step_is_a_text(self):
+        for steps in 1, CONTEXT:
+            self.assertTrue(self.text("--steps", steps).endswith(b"\n"))
+
+    def test_a_prompt_may_fill_the_context(self):
+        prompt = "1" * (CONTEXT - 2) # BOS and a space before it
+        self.assertTrue(self.text("--prompt", prompt).startswith(prompt.encode()))
+
+    def test_a_classifier_of_its_own_is_used(self):
+        shape = tiny_model.SHAPE[:5] + (-tiny_model.SHAPE[5], CONTEXT)
+        model = self.write("own.bin", tiny_model.checkpoint(shape))
+        self.assertTrue(self.text("--prompt", "the", model=model).startswith(b"the"))
+
+    # The figures.
+
+    def test_figures_go_to_stderr(self):
+        done = self.generate("--prompt", "the hat", "--cache", "chunk", "--kv-dtype", "bf16")
+        self.assertEqual(done.returncode, 0)
+        self.assertTrue(done.stdout.startswith(b"the hat"))
+        for word in (b"prompt", b"continued", b"positions/s", b"p50", b"p99", b"attention",
+                     b"append", b"chunk, bf16", b"used", b"resident"):
+            self.assertIn(word, done.stderr)
+
+    def test_a_trace_is_json_with_every_step(self):
+        trace = self.folder / "trace.json"
+        done = self.generate("--prompt", "the hat", "--steps", "50", "--trace", trace, "--quiet")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn(str(trace).encode(), done.stderr)
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+        steps = [e for e in events if e.get("name") == "step" and e.get("ph") == "X"]
+        kernels = [e for e in events if e.get("cat") == "kernel"]
+        self.assertGreater(len(steps), 30)
+        self.assertEqual(len(kernels), tiny_model.SHAPE[2] * len(steps))
+
+    def test_help_names_every_option(self):
+        done = self.run_program("--help")
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        for option in ("--tokenizer", "--prompt", "--steps", "--temperature", "--top-p", "--seed",
+                       "--cache", "--kv-dtype", "--chunk", "--trace", "--strict", "--quiet"):
+            self.assertIn(option.encode(), done.stdout)
+
+    # What is asked for wrongly.
+
+    def test_words_that_are_missing_or_unknown(self):
+        self.assert_refused(self.run_program(), 2, "MODEL")
+        self.assert_refused(self.run_program(self.model), 2, "--tokenizer")
+        self.assert_refused(self.run_program("--tokenizer", self.tokenizer), 2, "MODEL")
+        self.assert_refused(self.generate("more"), 2, "more")
+        self.assert_refused(self.generate("--frobnicate"), 2, "--frobnicate")
+        self.assert_refused(self.generate("--steps"), 2, "--steps")
+        self.assert_refused(self.generate("--quiet=yes"), 2, "--quiet")
+
+    def test_values_that_cannot_be(self):
+        for option, values in {
+                "--steps": ["0", "-1", "abc", "", "1.5", "3x", "99999999999999999999", CONTEXT + 1],
+                "--temperature": ["-1", "nan", "inf", "abc", ""],
+                "--top-p": ["-0.1", "1.1", "nan", "abc"],
+                "--seed": ["-1", "abc", "99999999999999999999"],
+                "--cache": ["exact", "", "RESERVE"],
+                "--kv-dtype": ["f64", "i8", ""],
+                "--chunk": ["0", "-1", "abc"]}.items():
+            for value in values:
+                with self.subTest(option=option, value=value):
+                    self.assert_refused(self.generate(option, value), 2, option, value)
+
+    def test_more_steps_than_the_context_name_the_limit(self):
+        self.assert_refused(self.generate("--steps", CONTEXT + 1), 2, CONTEXT)
+
+    # What does not work.
+
+    def test_files_that_are_none(self):
+        missing = self.folder / "missing.bin"
+        empty = self.write("empty.bin", b"")
+        for name, words in ((missing, "No such file"), (self.folder, "directory"),
+                            (empty, "empty"), ("/dev/null", "device")):
+            with self.subTest(name=name):
+                self.assert_refused(self.generate(model=name), 1, name, words)
+                self.assert_refused(self.generate(tokenizer=name), 1, name, words)
+
+    def test_a_pipe_is_refused_and_not_waited_for(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        self.assert_refused(self.generate(model=pipe), 1, pipe)
+
+    def test_truncated_checkpoints(self):
+        data = tiny_model.checkpoint()
+        for count in 1, 27, 28, 29, 1000, len(data) - 4, len(data) - 1:
+            with self.subTest(bytes=count):
+                model = self.write("short.bin", data[:count])
+                self.assert_refused(self.generate(model=model), 1, model, count)
+
+    def test_checkpoints_that_are_too_long_or_something_else(self):
+        longer = self.write("longer.bin", tiny_model.checkpoint() + b"\0\0\0\0")
+        self.assert_refused(self.generate(model=longer), 1, longer, "damaged")
+        later = self.write("later.bin", struct.pack("<7i", 0x616b3432, 1, 2, 3, 4, 5, 6))
+        self.assert_refused(self.generate(model=later), 1, "version 1", "--version 0")
+        text = self.write("text.bin", b"This is no model at all. " * 100)
+        self.assert_refused(self.generate(model=text), 1, text)
+
+    def test_absurd_headers(self):
+        data = tiny_model.checkpoint()
+        for field in range(7):
+            for value in 0, -1, -2**31, 2**31 - 1, 2**30, 5:
+                with self.subTest(field=field, value=value):
+                    model = self.write("absurd.bin", patched(data, 4 * field, value))
+                    self.assert_refused(self.generate(model=model), 1, model)
+        largest = self.write("largest.bin", struct.pack("<7i", *[2**30] * 3, 2**29, 1, 2**30, 2**30))
+        self.assert_refused(self.generate(model=largest), 1, largest)
+
+    def test_tokenizers_of_other_models(self):
+        data = tiny_model.tokenizer()
+        for name, other in (("fewer", tiny_model.tokenizer(280)),
+                            ("more", tiny_model.tokenizer(300)), ("longer", data + b"\0"),
+                            ("short", data[:-1]), ("header", data[:4]), ("bytes", data[:2]),
+                            ("length", patched(data, 8, 1 << 30)), ("negative", patched(data, 8, -1)),
+                            ("zero", patched(data, 0, 0)), ("model", tiny_model.checkpoint())):
+            with self.subTest(name=name):
+                path = self.write("other.bin", other)
+                self.assert_refused(self.generate(tokenizer=path), 1, path)
+
+    def test_weights_that_are_no_numbers(self):
+        data = tiny_model.checkpoint()
+        model = self.write("nan.bin", data[:28] + b"\xff" * (len(data) - 28))
+        self.assert_refused(self.generate("--prompt", "", model=model), 1, "damaged")
+
+    def test_a_prompt_longer_than_the_context(self):
+        self.assert_refused(self.generate("--prompt", "1" * (CONTEXT - 1)), 1, CONTEXT, CONTEXT + 1)
+        self.assert_refused(self.generate("--prompt", "1" * 100000, "--steps", "5"), 1, CONTEXT)
+
+    def test_a_trace_that_cannot_be_written(self):
+        trace = self.folder / "missing" / "trace.json"
+        self.assert_refused(self.generate("--trace", trace), 1, trace)
+
+    def test_a_full_disk_and_a_closed_stdout(self):
+        command = [PROGRAM, "generate", self.model, "--tokenizer", self.tokenizer, "--quiet"]
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, b"kvcache generate: stdout: No space left on device\n"))
+        done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command],
+                              stderr=subprocess.PIPE, check=False)
+        self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1), done.stderr)
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+        os.close(writer)
+        self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1), done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

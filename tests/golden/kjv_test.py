@@ -1,0 +1,55 @@
+"""The shipped model writes the same text under every cache, and goes on from long prompts.
+
+    kjv_test.py PROGRAM FOLDER
+
+FOLDER holds model.bin and tokenizer.bin; without them this is skipped (exit status 77)."""
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+FOLDER = Path(sys.argv.pop(2) if len(sys.argv) > 2 else "models/kjv")
+PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/kvcache"
+CONTEXT = 1024
+
+
+def generate(*options):
+    command = [PROGRAM, "generate", FOLDER / "model.bin", "--tokenizer", FOLDER / "tokenizer.bin",
+               "--quiet", *options]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b""), done
+    return done.stdout.decode()
+
+
+class ShippedModel(unittest.TestCase):
+    def test_the_text_is_the_same_under_every_cache(self):
+        for options in ["--temperature", "0"], ["--seed", "3"]:
+            options += ["--prompt", "In the beginning", "--steps", "300"]
+            wanted = generate(*options)
+            self.assertTrue(wanted.startswith("In the beginning"))
+            for cache in "concat", "chunk", "reserve":
+                self.assertEqual(generate(*options, "--cache", cache), wanted)
+
+    def test_the_context_is_that_of_the_recipe(self):
+        self.assertGreater(len(generate("--steps", str(CONTEXT))), CONTEXT)
+
+    def test_a_long_prompt_of_its_own_words_is_continued(self):
+        prompt = generate("--seed", "5", "--steps", "300").rstrip("\n")
+        wanted = generate("--seed", "5", "--prompt", prompt)
+        self.assertTrue(wanted.startswith(prompt) and len(wanted) > len(prompt) + 200)
+        for cache in "concat", "chunk":
+            self.assertEqual(generate("--seed", "5", "--prompt", prompt, "--cache", cache), wanted)
+
+    def test_half_floats_write_words_too(self):
+        for dtype in "f16", "bf16":
+            text = generate("--temperature", "0", "--prompt", "And God said", "--kv-dtype", dtype)
+            self.assertTrue(text.startswith("And God said"))
+            self.assertGreater(len(text.split()), 50)
+
+
+if __name__ == "__main__":
+    if not (FOLDER / "model.bin").is_file():
+        print(f"skipped: no {FOLDER}/model.bin")
+        sys.exit(77)
+    unittest.main()

@@ -1,0 +1,18 @@
+/* `kvcache bench`: finds the measurement and runs it. */
+
+#include "cli.h"
+#include "commands.h"
+
+static const char about[] =
+    "Measures the library beside the floor that no library can beat, in the same run.\n";
+
+static const cli_command commands[] = {
+    {"append", "append one position a step to many caches: the seed's table",
+     kvc_tool_bench_append},
+    {"attend", "attend with one query position over long caches", kvc_tool_bench_attend},
+    {"pool", "take buffers from the pool, and from the driver", kvc_tool_bench_pool},
+};
+
+int kvc_tool_bench(int argc, char **argv) {
+    return cli_dispatch(about, NULL, commands, sizeof commands / sizeof *commands, argc, argv);
+}
