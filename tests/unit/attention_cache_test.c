@@ -245,7 +245,7 @@ static void cache__is_told_what_it_would_get_on_cuda(void **state) {
 /* The pool gives a buffer that is freed and a little too large: MLX would not know the cache. */
 static void cache__in_a_reused_buffer_is_told_so(void **state) {
     (void)state;
-    const size_t bytes = 2 * 2 * 256 * 64 * 2; /* batch, kv heads, capacity, dim, bf16 */
+    const size_t bytes = (size_t)2 * 2 * 256 * 64 * 2; /* batch, kv heads, capacity, dim, bf16 */
     kvc_pool *pool;
     kvc_buffer *larger;
     assert_ok(kvc_pool_new(&pool, kvc_device_cpu()));
