@@ -162,7 +162,7 @@ static int make_query(subject *s) {
 }
 
 static int make_plan(subject *s) {
-    kvc_attention_desc desc;
+    kvc_attention_desc desc = {.struct_size = sizeof desc};
     kvc_explanation explanation = {.struct_size = sizeof explanation};
     if (kvc_attention_desc_for(&desc, s->cache, 0) != KVC_OK) return cli_fail_library("plan");
     desc.q_heads = s->options->q_heads;

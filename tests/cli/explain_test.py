@@ -8,7 +8,7 @@ import unittest
 from program import ProgramTest
 
 CHECKS = ["compute_capability", "dtype", "key_dim", "value_dim", "q_len", "mask", "last_stride",
-          "alignment", "capacity", "buffer", "length"]
+          "alignment", "capacity", "buffer", "value_buffer", "length"]
 
 
 class Explain(ProgramTest):
