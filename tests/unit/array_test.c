@@ -360,9 +360,9 @@ static void equal__compares_shape_dtype_and_elements(void **state) {
     kvc_array none_else = array_counting(pool, KVC_F32, 2, I64(3, 0));
     assert_true(equal(&none, &none_too));
     assert_false(equal(&none, &none_else));
-    kvc_array *const list[] = {&a,      &same,  &flat, &wide,     &half,     &last,
-                               &turned, &twice, &none, &none_too, &none_else};
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) kvc_array_release(list[i]);
+    kvc_array *const list[] = {&a,      &same,  &flat, &wide,     &half,      &last,
+                               &turned, &twice, &none, &none_too, &none_else, NULL};
+    for (size_t i = 0; list[i]; i++) kvc_array_release(list[i]);
     kvc_pool_free(pool);
 }
 
