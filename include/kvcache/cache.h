@@ -73,7 +73,7 @@ typedef struct kvc_cache_stats {
     uint64_t appended_bytes; /**< written by the caller's appends, in the cache's dtype */
     uint64_t copied_bytes;   /**< moved in all: appends and what growth copied */
     uint64_t growths;        /**< times a layer took a larger buffer, or RESERVE committed memory */
-    uint64_t grown_bytes;    /**< live bytes that growth copied from the old buffer to the new */
+    uint64_t grown_bytes;    /**< bytes that growth copied from the old buffer to the new */
 } kvc_cache_stats;
 
 /** A KV cache. */
@@ -98,12 +98,15 @@ KVC_API void kvc_cache_free(kvc_cache *cache);
  *           pass; borrowed for the call, not overlapping the cache
  * @param v  [batch][kv_heads][n][value_dim], as k
  * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_RANGE more
- *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. */
+ *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the
+ * pages that it had got before the refusal. KVC_E_UNSUPPORTED the device cannot convert: the live
+ *         positions are as before, room may have grown, what was prepared is void. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer,
                                                  const kvc_array *k, const kvc_array *v);
 
 /** Makes room for n more positions and lends it: write there, then kvc_cache_commit. No copy at
- * all. The length does not change; a second prepare before the commit lends the same room.
+ * all. The length does not change. Another prepare before the commit lends the same positions, with
+ * what was written there, but growth may have moved them: write through its arrays from then on.
  * @param k  receives [batch][kv_heads][n][key_dim] over the cache's own memory; owns a reference
  * @param v  as k
  * @errors as kvc_cache_append. Nothing changed. */
@@ -137,20 +140,20 @@ KVC_API int64_t kvc_cache_length(const kvc_cache *cache, int64_t layer);
 KVC_API int64_t kvc_cache_capacity(const kvc_cache *cache, int64_t layer);
 
 /** Copies the description: spec_count is layers and specs points into the cache.
- * @errors KVC_E_INVALID out->struct_size is not set
+ * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set
  * @lifetime of specs: the cache's */
 KVC_API kvc_status kvc_cache_desc_get(const kvc_cache *cache, kvc_cache_desc *out);
 
 /** Adds up the bytes of all layers. O(layers).
- * @errors KVC_E_INVALID out->struct_size is not set */
+ * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes *out);
 
 /** Copies the figures of this moment.
- * @errors KVC_E_INVALID out->struct_size is not set */
+ * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_cache_stats *out);
 
-/** Verifies every invariant of every layer. O(layers).
- * @errors KVC_E_CORRUPT the sentence says which one */
+/** Verifies every invariant of every layer. O(layers), and by RESERVE O(live pages).
+ * @errors KVC_E_CORRUPT the sentence says which one; KVC_E_INVALID cache is NULL */
 KVC_API kvc_status kvc_cache_check(const kvc_cache *cache);
 
 /** Returns "reserve", "chunk" or "exact"; "?" for another value. Static storage. */

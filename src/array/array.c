@@ -60,15 +60,10 @@ const kvc_device *kvc__array_device(const kvc_array *a) {
     return a->buffer ? kvc_pool_device(kvc_buffer_pool(a->buffer)) : kvc_device_cpu();
 }
 
-kvc_status kvc__array_copy_on(const kvc_device *device, const kvc_array *dst,
-                              const kvc_array *src) {
+kvc_status kvc__array_copy(const kvc_array *dst, const kvc_array *src) {
     const kvc_strided to = {dst->data, dst->dtype, dst->strides};
     const kvc_strided from = {src->data, src->dtype, src->strides};
-    return kvc__device_copy(device, &to, &from, dst->ndim, dst->shape);
-}
-
-kvc_status kvc__array_copy(const kvc_array *dst, const kvc_array *src) {
-    return kvc__array_copy_on(kvc__array_device(dst), dst, src);
+    return kvc__device_copy(kvc__array_device(dst), &to, &from, dst->ndim, dst->shape);
 }
 
 kvc_status kvc__array_axis(int *out, int axis, int ndim, const char *name) {

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "cache/cache.h"
+#include "memory/device.h"
 
 /* Verifies that an argument holds n positions of a side; n < 0: any count, which *n receives. */
 static kvc_status check_positions(const kvc_cache *cache, const kvc__layer *layer,
@@ -12,7 +13,8 @@ static kvc_status check_positions(const kvc_cache *cache, const kvc__layer *laye
                                   int64_t *n) {
     KVC_TRY(kvc__array_check(a, name));
     const bool shaped = a->ndim == 4 && a->shape[0] == cache->desc.batch &&
-                        a->shape[1] == layer->spec.kv_heads && a->shape[3] == side->dim;
+                        a->shape[1] == layer->spec.kv_heads && a->shape[2] >= 0 &&
+                        a->shape[3] == side->dim;
     if (!shaped || (*n >= 0 && a->shape[2] != *n)) {
         char text[KVC__SHAPE_TEXT], count[24] = "n";
         if (*n >= 0) (void)snprintf(count, sizeof count, "%lld", (long long)*n);
@@ -42,9 +44,21 @@ kvc_array kvc__side_array(const kvc_cache *cache, const kvc__layer *layer, const
     return a;
 }
 
+kvc_status kvc__side_write(const kvc_cache *cache, const kvc__layer *layer, const kvc__side *side,
+                           kvc_buffer *buffer, int64_t capacity, int64_t first,
+                           const kvc_array *rows) {
+    const int64_t head = capacity * side->dim;
+    const int64_t strides[4] = {layer->spec.kv_heads * head, head, side->dim, 1};
+    char *to = (char *)kvc_buffer_data(buffer) + (size_t)first * side->row_bytes;
+    const kvc_strided dst = {to, layer->spec.dtype, strides};
+    const kvc_strided src = {rows->data, rows->dtype, rows->strides};
+    return kvc__device_copy(kvc_pool_device(cache->pool), &dst, &src, 4, rows->shape);
+}
+
 /* Makes room for n positions behind the live ones. */
 static kvc_status make_room(kvc_cache *cache, kvc__layer *layer, int64_t n) {
     int64_t need;
+    if (n == 0) return KVC_OK;
     if (!kvc__add_i64(&need, layer->length, n))
         return kvc__fail(KVC_E_RANGE, "%lld positions and %lld more overflow",
                          (long long)layer->length, (long long)n);
@@ -72,11 +86,10 @@ kvc_status kvc_cache_append(kvc_cache *cache, int64_t index, const kvc_array *k,
     KVC_TRY(check_positions(cache, layer, &layer->v, v, "v", &n));
     if (n == 0) return KVC_OK;
     KVC_TRY(make_room(cache, layer, n));
-    const kvc_array k_room = kvc__side_array(cache, layer, &layer->k, layer->length, n);
-    const kvc_array v_room = kvc__side_array(cache, layer, &layer->v, layer->length, n);
-    const kvc_device *device = kvc_pool_device(cache->pool);
-    KVC_TRY(kvc__array_copy_on(device, &k_room, k));
-    KVC_TRY(kvc__array_copy_on(device, &v_room, v));
+    layer->prepared = 0; /* from here on its room is written, even when a copy then fails */
+    const int64_t capacity = layer->capacity, length = layer->length;
+    KVC_TRY(kvc__side_write(cache, layer, &layer->k, layer->k.buffer, capacity, length, k));
+    KVC_TRY(kvc__side_write(cache, layer, &layer->v, layer->v.buffer, capacity, length, v));
     advance(cache, layer, n, true);
     return KVC_OK;
 }
@@ -131,7 +144,7 @@ kvc_status kvc_cache_view(const kvc_cache *cache, int64_t index, kvc_array *k, k
 }
 
 kvc_status kvc_cache_trim(kvc_cache *cache, int64_t n) {
-    if (!cache) return kvc__fail(KVC_E_INVALID, "cache: NULL given, a cache wanted");
+    KVC_TRY(kvc__cache_given(cache));
     if (n < 0) return kvc__fail(KVC_E_RANGE, "n: %lld given, at least 0 wanted", (long long)n);
     for (int64_t i = 0; i < cache->desc.layers; i++)
         if (cache->layers[i].length < n)

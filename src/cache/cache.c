@@ -130,8 +130,13 @@ void kvc_cache_free(kvc_cache *cache) {
     kvc__free(cache, 1, sizeof *cache);
 }
 
+kvc_status kvc__cache_given(const kvc_cache *cache) {
+    if (cache) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID, "cache: NULL given, a cache wanted");
+}
+
 kvc_status kvc__cache_layer(kvc__layer **out, const kvc_cache *cache, int64_t layer) {
-    if (!cache) return kvc__fail(KVC_E_INVALID, "cache: NULL given, a cache wanted");
+    KVC_TRY(kvc__cache_given(cache));
     if (layer < 0 || layer >= cache->desc.layers)
         return kvc__fail(KVC_E_INVALID, "layer: %lld given, 0 to %lld wanted", (long long)layer,
                          (long long)cache->desc.layers - 1);
@@ -150,6 +155,7 @@ int64_t kvc_cache_capacity(const kvc_cache *cache, int64_t index) {
 }
 
 kvc_status kvc_cache_desc_get(const kvc_cache *cache, kvc_cache_desc *out) {
+    KVC_TRY(kvc__cache_given(cache));
     return kvc__struct_out(out, &cache->desc, sizeof cache->desc, "kvc_cache_desc");
 }
 
@@ -161,6 +167,7 @@ static void add_side(kvc_cache_nbytes *sum, const kvc__side *side, int64_t lengt
 }
 
 kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes *out) {
+    KVC_TRY(kvc__cache_given(cache));
     kvc_cache_nbytes sum = {.struct_size = sizeof sum};
     for (int64_t i = 0; i < cache->desc.layers; i++) {
         const kvc__layer *layer = &cache->layers[i];
@@ -171,6 +178,7 @@ kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes *out) {
 }
 
 kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_cache_stats *out) {
+    KVC_TRY(kvc__cache_given(cache));
     return kvc__struct_out(out, &cache->stats, sizeof cache->stats, "kvc_cache_stats");
 }
 
@@ -195,7 +203,7 @@ static kvc_status check_side(const kvc_cache *cache, const kvc__layer *layer, co
 }
 
 kvc_status kvc_cache_check(const kvc_cache *cache) {
-    if (!cache) return kvc__fail(KVC_E_INVALID, "cache: NULL given, a cache wanted");
+    KVC_TRY(kvc__cache_given(cache));
     const kvc_cache_desc *desc = &cache->desc;
     for (int64_t i = 0; i < desc->layers; i++) {
         const kvc__layer *layer = &cache->layers[i];

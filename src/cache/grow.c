@@ -7,8 +7,6 @@
  * 0 ≤ phase < 1, and grow by the same share with every position. The phase differs from side to
  * side: layers that append in lockstep do not all commit on the same step. So at most one unit a
  * range is resident ahead of use, and no step pays for many. */
-#include "base/alloc.h"
-#include "base/assert.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "cache/cache.h"
@@ -89,27 +87,26 @@ static kvc_status grow_in_place(kvc_cache *cache, kvc__layer *layer, int64_t nee
     return KVC_OK;
 }
 
-/* Copies the live positions of a side into a buffer with another capacity. */
-static kvc_status move_live(kvc_cache *cache, const kvc__layer *layer, const kvc__side *side,
-                            kvc_buffer *to, int64_t capacity) {
-    if (layer->length == 0) return KVC_OK;
-    const kvc_array from = kvc__side_array(cache, layer, side, 0, layer->length);
-    const int64_t head = capacity * side->dim;
-    const int64_t strides[4] = {layer->spec.kv_heads * head, head, side->dim, 1};
-    const kvc_strided dst = {kvc_buffer_data(to), layer->spec.dtype, strides};
-    const kvc_strided src = {from.data, from.dtype, from.strides};
-    return kvc__device_copy(kvc_pool_device(cache->pool), &dst, &src, 4, from.shape);
+/* Copies the first `count` positions of a side into a buffer with another capacity. */
+static kvc_status move_rows(const kvc_cache *cache, const kvc__layer *layer, const kvc__side *side,
+                            int64_t count, kvc_buffer *to, int64_t capacity) {
+    if (count == 0) return KVC_OK;
+    const kvc_array from = kvc__side_array(cache, layer, side, 0, count);
+    return kvc__side_write(cache, layer, side, to, capacity, 0, &from);
 }
 
 static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t capacity) {
+    /* Prepared positions come along: their caller may have written them. */
+    const int64_t filled = layer->length + layer->prepared;
+    const int64_t kept = filled < capacity ? filled : capacity;
     kvc_buffer *k = NULL, *v = NULL;
     size_t k_bytes, v_bytes;
     KVC_TRY(kvc__side_bytes(&k_bytes, &layer->k, capacity));
     KVC_TRY(kvc__side_bytes(&v_bytes, &layer->v, capacity));
     kvc_status status = kvc_buffer_new(&k, cache->pool, k_bytes);
     if (status == KVC_OK) status = kvc_buffer_new(&v, cache->pool, v_bytes);
-    if (status == KVC_OK) status = move_live(cache, layer, &layer->k, k, capacity);
-    if (status == KVC_OK) status = move_live(cache, layer, &layer->v, v, capacity);
+    if (status == KVC_OK) status = move_rows(cache, layer, &layer->k, kept, k, capacity);
+    if (status == KVC_OK) status = move_rows(cache, layer, &layer->v, kept, v, capacity);
     if (status != KVC_OK) {
         kvc_buffer_release(k);
         kvc_buffer_release(v);
@@ -120,11 +117,11 @@ static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t capa
     layer->k.buffer = k;
     layer->v.buffer = v;
     layer->capacity = capacity;
-    const size_t live_bytes = (size_t)layer->length * (layer->k.ranges * layer->k.row_bytes +
-                                                       layer->v.ranges * layer->v.row_bytes);
+    const size_t kept_bytes = (size_t)kept * (layer->k.ranges * layer->k.row_bytes +
+                                              layer->v.ranges * layer->v.row_bytes);
     cache->stats.growths++;
-    cache->stats.grown_bytes += live_bytes;
-    cache->stats.copied_bytes += live_bytes;
+    cache->stats.grown_bytes += kept_bytes;
+    cache->stats.copied_bytes += kept_bytes;
     return KVC_OK;
 }
 

@@ -1,0 +1,220 @@
+/* The steady state asks nothing of the system: no call, no allocation. Warm means that the pool has
+ * what an earlier cache gave back. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <kvcache/cache.h>
+
+#include "quiet.h"
+#include "support/support.h"
+
+enum { LAYERS = 2, HEADS = 4, KEY_DIM = 64, VALUE_DIM = 48, CHUNK = 32, POSITIONS = 400 };
+
+static void assert_quiet(bool (*work)(void *context), void *context) {
+    const quiet_counts counts = quiet_run(work, context);
+    assert_true(counts.ok);
+    if (counts.calls)
+        fail_msg("%llu system calls, the first number %lld", (unsigned long long)counts.calls,
+                 (long long)counts.first_call);
+    assert_int_equal(counts.allocations, 0);
+}
+
+/* -- That the counts count -- */
+
+static bool call_the_system(void *context) {
+    (void)context;
+    return syscall(SYS_getppid) == -1;
+}
+
+static bool allocate(void *context) {
+    void *(*volatile take)(size_t) = malloc; /* not to be optimised away */
+    void *memory = take(*(size_t *)context);
+    const bool ok = memory != NULL;
+    free(memory);
+    return ok;
+}
+
+static void quiet__sees_a_system_call(void **state) {
+    (void)state;
+    const quiet_counts counts = quiet_run(call_the_system, NULL);
+    assert_true(counts.ok);
+    assert_int_equal(counts.calls, 1);
+    assert_int_equal(counts.first_call, SYS_getppid);
+    assert_int_equal(counts.allocations, 0);
+}
+
+static void quiet__sees_an_allocation(void **state) {
+    (void)state;
+    size_t small = 40, large = (size_t)64 << 20;
+    quiet_counts counts = quiet_run(allocate, &small);
+    assert_int_equal(counts.allocations, 1);
+    counts = quiet_run(allocate, &large); /* which malloc maps */
+    assert_int_equal(counts.allocations, 1);
+    assert_true(counts.calls > 0);
+}
+
+/* -- The work -- */
+
+typedef struct fixture {
+    kvc_pool *pool;
+    kvc_cache *cache;
+    kvc_array k, v; /* rows for an append */
+    int64_t steps;
+} fixture;
+
+static float zeros[HEADS * KEY_DIM];
+
+static void new_cache(fixture *f, kvc_growth growth, kvc_dtype dtype) {
+    const kvc_layer_spec spec = {HEADS, KEY_DIM, VALUE_DIM, dtype};
+    const kvc_cache_desc desc = {.struct_size = sizeof desc,
+                                 .layers = LAYERS,
+                                 .specs = &spec,
+                                 .spec_count = 1,
+                                 .growth = growth,
+                                 .chunk = CHUNK,
+                                 .max_positions = POSITIONS};
+    assert_ok(kvc_cache_new(&f->cache, f->pool, &desc));
+    f->steps = POSITIONS;
+}
+
+static void open_pool(fixture *f) {
+    assert_ok(kvc_pool_new(&f->pool, kvc_device_cpu()));
+    assert_ok(
+        kvc_array_borrow(&f->k, KVC_F32, 4, (const int64_t[4]){1, HEADS, 1, KEY_DIM}, NULL, zeros));
+    assert_ok(kvc_array_borrow(&f->v, KVC_F32, 4, (const int64_t[4]){1, HEADS, 1, VALUE_DIM}, NULL,
+                               zeros));
+}
+
+static bool append(void *context) {
+    const fixture *f = context;
+    for (int64_t i = 0; i < f->steps; i++)
+        for (int64_t layer = 0; layer < LAYERS; layer++)
+            if (kvc_cache_append(f->cache, layer, &f->k, &f->v) != KVC_OK) return false;
+    return true;
+}
+
+static void close_all(fixture *f) {
+    kvc_cache_free(f->cache);
+    kvc_pool_free(f->pool);
+}
+
+static const kvc_dtype dtypes[3] = {KVC_F32, KVC_F16, KVC_BF16};
+
+/* Within memory that the cache has: it held as many positions before. */
+static void append__that_does_not_grow_is_quiet(void **state) {
+    (void)state;
+    for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_CHUNK; growth++)
+        for (int i = 0; i < 3; i++) {
+            fixture f;
+            open_pool(&f);
+            new_cache(&f, growth, dtypes[i]);
+            f.steps = CHUNK;
+            assert_true(append(&f));
+            assert_ok(kvc_cache_trim(f.cache, CHUNK));
+            assert_quiet(append, &f);
+            close_all(&f);
+        }
+}
+
+/* Growth too is quiet where the pool has what it wants: the pages of reserve, the larger buffers of
+ * chunk, and each step's of exact. */
+static void append__that_grows_in_a_warm_pool_is_quiet(void **state) {
+    (void)state;
+    for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_EXACT; growth++)
+        for (int i = 0; i < 3; i++) {
+            fixture f;
+            open_pool(&f);
+            new_cache(&f, growth, dtypes[i]);
+            assert_true(append(&f));
+            kvc_cache_free(f.cache);
+            new_cache(&f, growth, dtypes[i]);
+            assert_quiet(append, &f);
+            close_all(&f);
+        }
+}
+
+/* That was the pool's doing: without it every policy is heard. */
+static void append__that_grows_in_a_cold_pool_is_heard(void **state) {
+    (void)state;
+    for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_EXACT; growth++) {
+        fixture f;
+        open_pool(&f);
+        new_cache(&f, growth, KVC_F32);
+        const quiet_counts counts = quiet_run(append, &f);
+        assert_false(counts.ok); /* its memory was refused */
+        assert_true(counts.calls > 0);
+        close_all(&f);
+    }
+}
+
+static bool write_look_and_go_back(void *context) {
+    const fixture *f = context;
+    for (int64_t i = 0; i < f->steps; i++) {
+        kvc_array k, v;
+        kvc_cache_stats stats = {.struct_size = sizeof stats};
+        if (kvc_cache_prepare(f->cache, 0, 2, &k, &v) != KVC_OK) return false;
+        kvc_array_release(&k);
+        kvc_array_release(&v);
+        if (kvc_cache_commit(f->cache, 0, 2) != KVC_OK) return false;
+        if (kvc_cache_append(f->cache, 1, &f->k, &f->v) != KVC_OK) return false;
+        if (kvc_cache_view(f->cache, 0, &k, &v) != KVC_OK) return false;
+        kvc_array_release(&k);
+        kvc_array_release(&v);
+        if (kvc_cache_stats_get(f->cache, &stats) != KVC_OK) return false;
+        if (kvc_cache_check(f->cache) != KVC_OK) return false;
+        if (kvc_cache_trim(f->cache, 1) != KVC_OK) return false;
+        if (i % 16 == 15) kvc_cache_clear(f->cache);
+    }
+    return true;
+}
+
+static void cache__in_steady_use_is_quiet_in_every_call(void **state) {
+    (void)state;
+    for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_EXACT; growth++) {
+        fixture f;
+        open_pool(&f);
+        new_cache(&f, growth, KVC_BF16);
+        f.steps = 32;
+        assert_true(write_look_and_go_back(&f));
+        kvc_cache_clear(f.cache);
+        assert_quiet(write_look_and_go_back, &f);
+        close_all(&f);
+    }
+}
+
+/* Small enough for malloc, mapped, and on huge pages. */
+static const size_t buffer_bytes[3] = {100, (size_t)1 << 20, (size_t)8 << 20};
+
+static bool take_and_give_back(void *context) {
+    for (int i = 0; i < 1000; i++) {
+        kvc_buffer *buffer;
+        if (kvc_buffer_new(&buffer, context, buffer_bytes[i % 3]) != KVC_OK) return false;
+        kvc_buffer_release(buffer);
+    }
+    return true;
+}
+
+static void pool__a_hit_is_quiet(void **state) {
+    (void)state;
+    kvc_pool *pool;
+    assert_ok(kvc_pool_new(&pool, kvc_device_cpu()));
+    assert_true(take_and_give_back(pool));
+    assert_quiet(take_and_give_back, pool);
+    kvc_pool_free(pool);
+}
+
+int main(void) {
+    if (!quiet_can_count()) return 77; /* skipped, to CTest */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quiet__sees_a_system_call),
+        cmocka_unit_test(quiet__sees_an_allocation),
+        cmocka_unit_test(append__that_does_not_grow_is_quiet),
+        cmocka_unit_test(append__that_grows_in_a_warm_pool_is_quiet),
+        cmocka_unit_test(append__that_grows_in_a_cold_pool_is_heard),
+        cmocka_unit_test(cache__in_steady_use_is_quiet_in_every_call),
+        cmocka_unit_test(pool__a_hit_is_quiet),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
