@@ -111,6 +111,7 @@ kvc_buffer *kvc__pool_take(kvc_pool *pool, size_t bytes, bool reserved) {
     } else if (bytes) { /* no device is asked for 0 bytes */
         pool->stats.misses++;
     }
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     return b;
 }
@@ -126,6 +127,7 @@ static bool try_charge(kvc_pool *pool, size_t bytes, size_t *limit, size_t *left
         evict_for(pool, bytes, &evicted);
         pool->stats.active_bytes += bytes;
     }
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     give_back(pool, evicted);
     return fits;
@@ -202,6 +204,7 @@ void kvc__pool_give(kvc_pool *pool, kvc_buffer *b) {
     }
     const bool done = keep && !evicted;
     if (done) pool->holds--; /* not the last: a pool that keeps buffers has its owner */
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     if (done) return;
 
@@ -268,6 +271,7 @@ static size_t set_limit(kvc_pool *pool, size_t *limit, size_t bytes) {
     evict_for(pool, 0, &evicted);
     if (pool->cache_limit_bytes == 0) /* pooling is off: buffers without memory go too */
         while (pool->shelf.oldest) evict_oldest(pool, &evicted);
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     give_back(pool, evicted);
     return previous;
