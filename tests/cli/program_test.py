@@ -3,6 +3,7 @@
     program_test.py PROGRAM
 """
 
+import os
 import re
 import subprocess
 import unittest
@@ -74,12 +75,13 @@ class Program(ProgramTest):
         self.assertEqual(done.stderr, "kvcache explain: stdout: No space left on device\n")
 
     def test_a_closed_pipe_is_an_error(self):
-        process = subprocess.Popen([PROGRAM, "explain"], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
-        process.stdout.close()
-        line = process.stderr.read()
-        process.stderr.close()
-        self.assertEqual((process.wait(), line), (1, "kvcache explain: stdout: Broken pipe\n"))
+        reader, writer = os.pipe()
+        os.close(reader)  # before the program starts: it must not win a race against us
+        done = self.run_program("explain", capture_output=False, stdout=writer,
+                                stderr=subprocess.PIPE)
+        os.close(writer)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, "kvcache explain: stdout: Broken pipe\n")
 
 
 if __name__ == "__main__":
