@@ -150,24 +150,23 @@ void kvc__pool_uncharge(kvc_pool *pool, size_t bytes) {
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
-static kvc_status drive_once(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
+static kvc_status drive_once(kvc_pool *pool, const kvc__driver_call *call, void **memory,
                              size_t bytes) {
     const uint64_t start_ns = kvc__now_ns();
-    const kvc_status status = call(pool->device, memory, bytes);
+    const kvc_status status = call->run(pool->device, memory, bytes);
     count_driver(pool, kvc__now_ns() - start_ns, status == KVC_OK);
-    if (kvc__span_begin())
-        kvc__span_end(start_ns, kind, kind == KVC_SPAN_COMMIT ? "commit" : "allocate", bytes);
+    if (kvc__span_begin()) kvc__span_end(start_ns, call->kind, call->name, bytes);
     return status;
 }
 
-kvc_status kvc__pool_drive(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
+kvc_status kvc__pool_drive(kvc_pool *pool, const kvc__driver_call *call, void **memory,
                            size_t bytes) {
     for (int asked = 0;; asked++) {
-        if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
-        if (evict_all(pool) && drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
+        if (drive_once(pool, call, memory, bytes) == KVC_OK) return KVC_OK;
+        if (evict_all(pool) && drive_once(pool, call, memory, bytes) == KVC_OK) return KVC_OK;
         if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
-            return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes",
-                             pool->device->name, bytes);
+            return kvc__fail(KVC_E_NOMEM, "device '%s': no memory to %s %zu bytes",
+                             pool->device->name, call->name, bytes);
     }
 }
 
