@@ -30,8 +30,7 @@ static kvc_status broadcast(kvc_array *src, const kvc_array *where) {
         const int64_t extent = from < 0 ? 1 : src->shape[from];
         fits = extent == where->shape[i] || extent == 1;
         wide.shape[i] = where->shape[i];
-        wide.strides[i] =
-            from < 0 || (extent == 1 && where->shape[i] != 1) ? 0 : src->strides[from];
+        wide.strides[i] = extent == 1 ? 0 : src->strides[from];
     }
     if (!fits) {
         char a[KVC__SHAPE_TEXT], b[KVC__SHAPE_TEXT];

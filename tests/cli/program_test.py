@@ -75,11 +75,11 @@ class Program(ProgramTest):
         self.assertEqual(done.stderr, "kvcache explain: stdout: No space left on device\n")
 
     def test_a_closed_pipe_is_an_error(self):
-        nobody_reads, end = os.pipe()
-        os.close(nobody_reads)
-        with open(end, "w") as pipe:
-            done = self.run_program("explain", capture_output=False, stdout=pipe,
-                                    stderr=subprocess.PIPE)
+        reader, writer = os.pipe()
+        os.close(reader)  # before the program starts: it must not win a race against us
+        done = self.run_program("explain", capture_output=False, stdout=writer,
+                                stderr=subprocess.PIPE)
+        os.close(writer)
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stderr, "kvcache explain: stdout: Broken pipe\n")
 

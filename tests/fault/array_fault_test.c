@@ -223,7 +223,7 @@ static bool fail_at(const operation *op, size_t nth, test_fault_span span, bool 
     } else {
         if (!failed) fail_msg("%s: %s", op->name, kvc_last_error());
         assert_true(status == KVC_E_NOMEM || status == KVC_E_UNSUPPORTED);
-        const char *culprit = status == KVC_E_UNSUPPORTED ? "device 'test'" : "no memory for";
+        const char *culprit = status == KVC_E_UNSUPPORTED ? "device 'test'" : "no memory";
         if (!strstr(kvc_last_error(), culprit)) fail_msg("%s: %s", op->name, kvc_last_error());
         array_expect_none(&s.out);
         assert_int_equal(s.how, 77);

@@ -14,8 +14,9 @@ int64_t model_size(const model *m) {
 /* The index along every axis of the nth element. */
 static void unravel(int64_t index[KVC_MAX_DIMS], int64_t nth, const model *m) {
     for (int i = m->ndim - 1; i >= 0; i--) {
-        index[i] = nth % m->shape[i];
-        nth /= m->shape[i];
+        const int64_t extent = m->shape[i] ? m->shape[i] : 1;
+        index[i] = nth % extent;
+        nth /= extent;
     }
 }
 
@@ -98,7 +99,7 @@ bool model_broadcasts(const model *src, const model *where) {
 }
 
 void model_assign(model *dst, const model *src, const model_range *range) {
-    int64_t where[MODEL_MOST], index[KVC_MAX_DIMS];
+    int64_t where[MODEL_MOST] = {0}, index[KVC_MAX_DIMS] = {0};
     static model region;
     (void)places(where, &region, dst, range);
     const int missing = region.ndim - src->ndim;

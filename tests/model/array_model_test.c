@@ -28,8 +28,9 @@ typedef struct world {
     unsigned char arena[ARENA_BYTES];  /* lent to borrowed arrays, never written */
 } world;
 
+/* Returns one of 0 to n - 1; 0 when n is 0. */
 static int64_t below(world *w, int64_t n) {
-    return (int64_t)(test_random(&w->random) % (uint64_t)n);
+    return n > 0 ? (int64_t)(test_random(&w->random) % (uint64_t)n) : 0;
 }
 
 static bool chance(world *w, int64_t one_in) {

@@ -20,7 +20,7 @@ static kvc_array position(kvc_pool *pool, kvc_dtype dtype, int64_t step) {
     int64_t shape[4];
     double values[KV_HEADS * DIM];
     shape_of(shape, 1);
-    for (int64_t i = 0; i < KV_HEADS * DIM; i++)
+    for (int64_t i = 0; i < (int64_t)KV_HEADS * DIM; i++)
         values[i] = (double)((step * 31 + i * 7) % 509) / 8;
     return array_of(pool, dtype, 4, shape, values);
 }
