@@ -167,6 +167,30 @@ static void reserve__layers_in_lockstep_commit_the_same_at_every_step(void **sta
     close_all(&f);
 }
 
+/* The pool lends the newest first. A cache gives its buffers back so that the next cache's layers
+ * find their own: each side has committed to a phase of its own, another's has a unit too few. */
+static void reserve__each_side_finds_its_own_pages_again(void **state) {
+    (void)state;
+    uint64_t random = 13;
+    fixture f = {.spec = {2, 64, 64, KVC_F32}, .desc = {.layers = 5, .max_positions = 4096}};
+    open_all(&f);
+    for (int64_t steps = 1; steps < 300; steps += 37) {
+        size_t committed = 0;
+        for (int again = 0; again < 3; again++) {
+            for (int64_t p = 0; p < steps; p++)
+                for (int64_t layer = 0; layer < 5; layer++)
+                    append_both(f.cache, &f.naive, layer, 1, &random);
+            if (again > 0) assert_int_equal(f.device.committed_bytes, committed);
+            committed = f.device.committed_bytes;
+            naive_cache_deinit(&f.naive);
+            kvc_cache_free(f.cache);
+            assert_ok(kvc_cache_new(&f.cache, f.pool, &f.desc));
+            naive_cache_init(&f.naive, f.cache);
+        }
+    }
+    close_all(&f);
+}
+
 /* A prompt is one append: it asks for each range's units in one call, and is followed evenly. */
 static void reserve__many_positions_cost_one_commit_a_range(void **state) {
     (void)state;
@@ -184,6 +208,7 @@ int main(void) {
         cmocka_unit_test(reserve__commits_what_is_live_and_little_more_for_any_geometry),
         cmocka_unit_test(reserve__commits_nothing_twice),
         cmocka_unit_test(reserve__layers_in_lockstep_commit_the_same_at_every_step),
+        cmocka_unit_test(reserve__each_side_finds_its_own_pages_again),
         cmocka_unit_test(reserve__many_positions_cost_one_commit_a_range),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
