@@ -13,9 +13,11 @@ enum {
     MOST_ROUNDS = 64,
     CONCAT_STEPS = 4,        /* of a round */
     CONCAT_STEPS_BEFORE = 2, /* of a round, unmeasured */
-    CONCAT_SAMPLES = 8,      /* at least */
-    CONTEXT_BUDGET_MS = 1000 /* then no round is started beyond the least */
+    CONCAT_SAMPLES = 8       /* at least */
 };
+
+/* After this no round is started beyond the least. */
+#define CONTEXT_BUDGET_NS ((uint64_t)1000000000)
 
 /* A strategy at work, warm. */
 typedef struct lane {
@@ -207,8 +209,7 @@ static int run_apart(lanes *all) {
         lane *l = &all->lane[i];
         const uint64_t start_ns = stats_now_ns();
         if (!is_apart(l)) continue;
-        if (l->spent_ns > CONTEXT_BUDGET_MS * 1000000u && l->samples.all.count >= CONCAT_SAMPLES)
-            continue;
+        if (l->spent_ns > CONTEXT_BUDGET_NS && l->samples.all.count >= CONCAT_SAMPLES) continue;
         if (step_apart(all, l) != CLI_DONE) return CLI_FAILED;
         append_stop(l->run);
         l->spent_ns += stats_now_ns() - start_ns;
@@ -232,7 +233,7 @@ static int run_rounds(lanes *all) {
     int status = warm_up(all);
     const uint64_t start_ns = stats_now_ns();
     for (size_t round = 1; round <= MOST_ROUNDS && status == CLI_DONE; round++) {
-        if (round > LEAST_ROUNDS && stats_now_ns() - start_ns > CONTEXT_BUDGET_MS * 1000000u) break;
+        if (round > LEAST_ROUNDS && stats_now_ns() - start_ns > CONTEXT_BUDGET_NS) break;
         cli_progress("context %lld, warm: round %zu", (long long)all->plan->context, round);
         status = run_round(all, round);
     }

@@ -12,8 +12,6 @@
 #include "cli.h"
 #include "outfile.h"
 
-extern char **environ;
-
 /* Colours that colour-blind readers tell apart (Okabe and Ito), and a mark each. */
 static const struct style {
     const char *colour;
@@ -158,18 +156,17 @@ static const char *headline(const drawing *d) {
                          : "Time to append one position";
 }
 
-/* "1 µs", "10 µs", …, "1 ms": every power of ten. */
+/* "100 ns", "1 µs", "10 µs", …, "1 s": every power of ten. */
 static void put_y_axis(FILE *script, const drawing *d) {
-    const char *between = "";
+    static const char *const units[] = {"ns", "µs", "ms", "s"};
+    const int first = (int)lround(log10(d->bottom_us)), last = (int)lround(log10(d->top_us));
     (void)fprintf(script, "set logscale y 10\nset yrange [%g:%g]\nset ytics (", d->bottom_us,
                   d->top_us);
-    for (double us = d->bottom_us; us <= 1.001 * d->top_us; us *= 10, between = ", ") {
-        const char *unit = us < 0.99 ? "ns" : us < 999 ? "µs" : us < 999e3 ? "ms" : "s";
-        const double in_unit = us < 0.99    ? 1e3 * us
-                               : us < 999   ? us
-                               : us < 999e3 ? us / 1e3
-                                            : us / 1e6;
-        (void)fprintf(script, "%s'%g %s' %g", between, in_unit, unit, us);
+    for (int power = first; power <= last; power++) {
+        int unit = (power + 3 < 0 ? 0 : power + 3) / 3; /* of 1000 each, from nanoseconds on */
+        if (unit > 3) unit = 3;
+        (void)fprintf(script, "%s'%g %s' 1e%d", power == first ? "" : ", ",
+                      pow(10, power + 3 - 3 * unit), units[unit], power);
     }
     (void)fputs(")\nset ylabel 'time per step (median, log scale)' offset 1,0\n", script);
 }
@@ -242,14 +239,14 @@ static void put_script(FILE *script, const append_row *rows, size_t count,
 
 int append_plot(const char *path, const append_row *rows, size_t count, const append_shape *shape,
                 const char *where) {
-    outfile out;
+    outfile out = {0};
     FILE *script = tmpfile();
     if (!script) return cli_fail("--plot: no temporary file: %s", strerror(errno));
     put_script(script, rows, count, shape, where);
-    int status = fflush(script) == 0 && fseek(script, 0, SEEK_SET) == 0
-                     ? outfile_begin(&out, path)
-                     : cli_fail("--plot: the script cannot be written: %s", strerror(errno));
-    if (status == CLI_DONE)
+    int status = CLI_DONE;
+    if (fflush(script) != 0 || fseek(script, 0, SEEK_SET) != 0)
+        status = cli_fail("--plot: the script cannot be written: %s", strerror(errno));
+    else if ((status = outfile_begin(&out, path)) == CLI_DONE)
         status = outfile_end(&out, run_gnuplot(fileno(script), fileno(out.stream)));
     (void)fclose(script);
     return status;

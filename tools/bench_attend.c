@@ -51,9 +51,11 @@ enum {
     FILL_POSITIONS = 256,
     LEAST_PASSES = 3,
     LEAST_RUNS = 40, /* of one context, in all passes */
-    MOST_RUNS = 10000,
-    BUDGET_MS = 1500
+    MOST_RUNS = 10000
 };
+
+/* After this no pass is started beyond the least. */
+#define BUDGET_NS ((uint64_t)1500000000)
 
 #define UNKNOWN_CACHE_BYTES ((uint64_t)32 << 20)
 
@@ -81,8 +83,7 @@ typedef struct subject {
     kvc_pool *pool;
     kvc_cache *cache;
     kvc_attention *plan;
-    float *q, *out;
-    kvc_array q_array, out_array;
+    kvc_array q, out; /* [1][q_heads][1][dim] f32 */
     stats_samples run_us, floor_us;
 } subject;
 
@@ -150,21 +151,21 @@ static int make_cache(subject *s) {
     return status;
 }
 
-static int make_plan(subject *s) {
+static int make_query(subject *s) {
     const options *o = s->options;
     const int64_t shape[] = {1, o->q_heads, 1, o->dim};
-    const size_t count = (size_t)(o->q_heads * o->dim);
-    kvc_attention_desc desc;
+    if (kvc_array_empty(&s->q, s->pool, KVC_F32, 4, shape) != KVC_OK ||
+        kvc_array_empty(&s->out, s->pool, KVC_F32, 4, shape) != KVC_OK)
+        return cli_fail_library("query");
+    fill_random(s->q.data, (size_t)kvc_array_size(&s->q));
+    return CLI_DONE;
+}
+
+static int make_plan(subject *s) {
+    kvc_attention_desc desc = {.struct_size = sizeof desc};
     kvc_explanation explanation = {.struct_size = sizeof explanation};
-    s->q = malloc(count * sizeof *s->q);
-    s->out = malloc(count * sizeof *s->out);
-    if (!s->q || !s->out) return cli_fail("no memory for a query");
-    fill_random(s->q, count);
-    if (kvc_array_borrow(&s->q_array, KVC_F32, 4, shape, NULL, s->q) != KVC_OK ||
-        kvc_array_borrow(&s->out_array, KVC_F32, 4, shape, NULL, s->out) != KVC_OK ||
-        kvc_attention_desc_for(&desc, s->cache, 0) != KVC_OK)
-        return cli_fail_library("plan");
-    desc.q_heads = o->q_heads;
+    if (kvc_attention_desc_for(&desc, s->cache, 0) != KVC_OK) return cli_fail_library("plan");
+    desc.q_heads = s->options->q_heads;
     if (kvc_attention_plan(&s->plan, &desc) != KVC_OK ||
         kvc_attention_explain(&explanation, s->plan, s->cache, 0) != KVC_OK)
         return cli_fail_library("plan");
@@ -174,10 +175,10 @@ static int make_plan(subject *s) {
 
 static void drop(subject *s) {
     kvc_attention_free(s->plan);
+    kvc_array_release(&s->q);
+    kvc_array_release(&s->out);
     kvc_cache_free(s->cache);
     kvc_pool_free(s->pool);
-    free(s->q);
-    free(s->out);
     stats_free(&s->run_us);
     stats_free(&s->floor_us);
 }
@@ -185,7 +186,7 @@ static void drop(subject *s) {
 /* Measuring. */
 
 static int attend(subject *s, int64_t layer) {
-    return kvc_attention_run(s->plan, s->cache, layer, &s->q_array, &s->out_array) == KVC_OK
+    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out) == KVC_OK
                ? CLI_DONE
                : cli_fail_library("attention");
 }
@@ -249,7 +250,7 @@ static int measure(subject *s) {
     const uint64_t begin_ns = stats_now_ns();
     for (size_t pass = 0; status == CLI_DONE; pass++) {
         const bool enough = pass >= LEAST_PASSES && s->run_us.count >= LEAST_RUNS;
-        const bool late = stats_now_ns() - begin_ns > BUDGET_MS * 1000000u;
+        const bool late = stats_now_ns() - begin_ns > BUDGET_NS;
         if (enough && (late || s->run_us.count >= MOST_RUNS)) break;
         cli_progress("context %" PRId64 ": pass %zu", s->row->context, pass + 1);
         status = attend_pass(s);
@@ -281,6 +282,7 @@ static int measure_context(const options *o, const machine *m, row *r) {
     r->layers = layers_for(o, m, r->bytes);
     cli_progress("context %" PRId64 ": filling %" PRId64 " layers", r->context, r->layers);
     int status = make_cache(&s);
+    if (status == CLI_DONE) status = make_query(&s);
     if (status == CLI_DONE) status = make_plan(&s);
     if (status == CLI_DONE) status = measure(&s);
     if (status == CLI_DONE && o->trace) status = trace_pass(&s);

@@ -1,5 +1,6 @@
 #include "cli.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -27,25 +28,31 @@ static double now_seconds(void) {
 
 /* Failing. */
 
-int cli_usage(const char *format, ...) {
-    va_list arguments;
+/* Prints command, sentence and end as one line, whatever the user's words in it hold. */
+static void print_error(const char *format, va_list arguments, const char *end) {
+    char sentence[2048];
+    (void)vsnprintf(sentence, sizeof sentence, format, arguments);
+    for (char *c = sentence; *c; c++)
+        if (iscntrl((unsigned char)*c)) *c = '?';
     cli_progress_end();
-    (void)fprintf(stderr, "%s: ", command_path);
+    (void)fprintf(stderr, "%s: %s%s\n", command_path, sentence, end);
+}
+
+int cli_usage(const char *format, ...) {
+    char end[96];
+    va_list arguments;
+    (void)snprintf(end, sizeof end, "; try '%s --help'", command_path);
     va_start(arguments, format);
-    (void)vfprintf(stderr, format, arguments);
+    print_error(format, arguments, end);
     va_end(arguments);
-    (void)fprintf(stderr, "; try '%s --help'\n", command_path);
     return CLI_USAGE;
 }
 
 int cli_fail(const char *format, ...) {
     va_list arguments;
-    cli_progress_end();
-    (void)fprintf(stderr, "%s: ", command_path);
     va_start(arguments, format);
-    (void)vfprintf(stderr, format, arguments);
+    print_error(format, arguments, "");
     va_end(arguments);
-    (void)fputc('\n', stderr);
     return CLI_FAILED;
 }
 

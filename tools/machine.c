@@ -130,7 +130,8 @@ json_t *machine_json(const machine *m) {
 
 void machine_line(char *out, size_t room, const machine *m) {
     char llc[REPORT_ROOM], memory[REPORT_ROOM], page[REPORT_ROOM];
-    (void)report_bytes(llc, (double)m->llc_bytes);
+    if (m->llc_bytes) (void)report_bytes(llc, (double)m->llc_bytes);
+    else (void)snprintf(llc, sizeof llc, "unknown");
     (void)report_bytes(memory, (double)m->memory_bytes);
     (void)report_bytes(page, (double)m->page_bytes);
     (void)snprintf(out, room,

@@ -57,11 +57,10 @@ static bool check_sizes(const checkpoint *m, const char *name, failure *error) {
             return failure_set(
                 error, "%s: %s is %lld in the header, more than 0 wanted: no llama2.c checkpoint",
                 name, sizes[i].what, (long long)sizes[i].size);
-    if (m->dim % m->heads != 0 || m->dim / m->heads % 2 != 0)
+    if (m->dim % (2 * m->heads) != 0)
         return failure_set(error,
-                           "%s: dim is %lld in the header, an even multiple of n_heads %lld "
-                           "wanted",
-                           name, (long long)m->dim, (long long)m->heads);
+                           "%s: dim is %lld in the header, a multiple of 2 * n_heads = %lld wanted",
+                           name, (long long)m->dim, 2 * (long long)m->heads);
     if (m->heads % m->kv_heads != 0)
         return failure_set(error,
                            "%s: n_kv_heads is %lld in the header, a divisor of n_heads %lld "

@@ -1,5 +1,7 @@
 #include "generate.h"
 
+#include "decoder.h"
+
 static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -41,7 +43,7 @@ static bool forward_prompt(transformer *t, const generation *wanted, failure *er
 bool generate(transformer *t, const tokenizer *tokens, sampler *s, const generation *wanted,
               failure *error) {
     if (!check(t, wanted, error) || !forward_prompt(t, wanted, error)) return false;
-    int32_t last = wanted->prompt[0];
+    decoder text = {.tokens = tokens, .previous = wanted->prompt[0]};
     for (int64_t done = 1; done <= wanted->steps; done++) {
         /* Here `done` positions lead to the next token; those of the prompt are given. */
         const bool given = done < wanted->prompt_count;
@@ -50,9 +52,7 @@ bool generate(transformer *t, const tokenizer *tokens, sampler *s, const generat
             return failure_set(error, "the model gives logits that are no finite numbers: its "
                                       "weights are damaged");
         if (next == TOKEN_BOS) return true;
-        if (!wanted->text(wanted->context, tokenizer_decode(tokens, last, next), error))
-            return false;
-        last = next;
+        if (!wanted->text(wanted->context, decoder_next(&text, next), error)) return false;
         if (!given && done < wanted->steps && !forward(t, wanted, &next, 1, done, error))
             return false;
     }

@@ -1,6 +1,5 @@
 #include "tokenizer.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,7 +100,6 @@ static void index_tokens(tokenizer *t) {
         char text[BYTE_PIECE + 1];
         (void)snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
         t->byte_ids[byte] = find_token(t, (span){text, BYTE_PIECE});
-        t->bytes[byte] = (char)byte;
     }
 }
 
@@ -298,23 +296,9 @@ bool tokenizer_encode(const tokenizer *t, span text, int32_t **ids, int64_t *cou
     return false;
 }
 
-/* Decoding. */
-
-/* Returns the byte that a token stands for, -1 when it is text. */
-static int byte_of(const tokenizer *t, int32_t id) {
+int tokenizer_byte(const tokenizer *t, int32_t id) {
     if (t->pieces[id].length != BYTE_PIECE || memcmp(t->pieces[id].bytes, "<0x", 3) != 0) return -1;
     for (int byte = 0; byte < 256; byte++)
         if (t->byte_ids[byte] == id) return byte;
     return -1;
-}
-
-span tokenizer_decode(const tokenizer *t, int32_t previous, int32_t id) {
-    span p = t->pieces[id];
-    if (previous == TOKEN_BOS && p.length > 0 && p.bytes[0] == ' ')
-        p = (span){p.bytes + 1, p.length - 1};
-    const int byte = byte_of(t, id);
-    if (byte >= 0) p = (span){&t->bytes[byte], 1};
-    if (p.length == 1 && iscntrl((unsigned char)*p.bytes) && !isspace((unsigned char)*p.bytes))
-        p.length = 0;
-    return p;
 }

@@ -1,5 +1,5 @@
 /** @file
- * Text to tokens and back: SentencePiece's byte-pair encoding over a vocabulary in a file.
+ * Text to tokens: SentencePiece's byte-pair encoding over a vocabulary in a file.
  *
  * The file, little-endian: int32 max_token_length, then per token float32 score, int32 length and
  * so many bytes. Token 1 is BOS; the 256 tokens "<0x00>" to "<0xFF>" stand for single bytes.
@@ -32,7 +32,6 @@ typedef struct tokenizer {
     int32_t *slots;        /**< [slot_count] hash table of tokens by their bytes, -1 where empty */
     uint32_t slot_count;   /**< a power of two, at least twice vocab_size */
     int32_t byte_ids[256]; /**< the token of each single byte, -1 where there is none */
-    char bytes[256];       /**< what those tokens decode to */
     mapped_file file;
 } tokenizer;
 
@@ -55,11 +54,8 @@ void tokenizer_deinit(tokenizer *t);
  * @param count  receives how many */
 bool tokenizer_encode(const tokenizer *t, span text, int32_t **ids, int64_t *count, failure *error);
 
-/** Returns the text of a token that follows another. Empty for a single control byte that is no
- * white space: those do not belong on a terminal. After BOS one leading space is dropped, the one
- * that tokenizer_encode put there.
- * @param id  0 <= id < vocab_size
- * @lifetime  the tokenizer's */
-span tokenizer_decode(const tokenizer *t, int32_t previous, int32_t id);
+/** Returns the byte that a token stands for, -1 when it is text. O(1) for text.
+ * @param id  0 <= id < vocab_size */
+int tokenizer_byte(const tokenizer *t, int32_t id);
 
 #endif

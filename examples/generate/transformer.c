@@ -25,7 +25,7 @@ static bool make_cache(transformer *t, kvc_pool *pool, const transformer_options
 }
 
 static bool make_attention(transformer *t, bool strict, failure *error) {
-    kvc_attention_desc desc;
+    kvc_attention_desc desc = {.struct_size = sizeof desc};
     if (kvc_attention_desc_for(&desc, t->cache, 0) != KVC_OK)
         return failure_set_library(error, "attention");
     desc.q_heads = t->model->heads;

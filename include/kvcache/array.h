@@ -60,7 +60,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_array_empty(kvc_array *out, kvc_pool *pool, 
                                                 int ndim, const int64_t *shape);
 
 /** Makes an array of elements copied from the host.
- * @param data  shape[0]×…×shape[ndim-1] elements of dtype, contiguous, borrowed for the call */
+ * @param data  shape[0]×…×shape[ndim-1] elements of dtype, contiguous, of any alignment,
+ *              borrowed for the call */
 KVC_API KVC_MUST_USE kvc_status kvc_array_from_host(kvc_array *out, kvc_pool *pool, kvc_dtype dtype,
                                                     int ndim, const int64_t *shape,
                                                     const void *data);
@@ -72,8 +73,10 @@ KVC_API kvc_status kvc_array_to_host(void *dst, size_t bytes, const kvc_array *a
 
 /** Describes memory of the caller as an array; nothing is copied or owned.
  * @param strides  [ndim] in elements, or NULL for contiguous
- * @param data     device memory, borrowed for as long as the array and its slices are used;
- *                 arrays that are only read may be given memory that is const */
+ * @param data     device memory, aligned to the element, borrowed for as long as the array and its
+ *                 slices are used; arrays that are only read may be given memory that is const
+ * @errors KVC_E_INVALID a dtype, ndim or extent that none can have, data that is NULL or not
+ *         aligned; KVC_E_RANGE the shape or the strides span more bytes than a size can hold */
 KVC_API KVC_MUST_USE kvc_status kvc_array_borrow(kvc_array *out, kvc_dtype dtype, int ndim,
                                                  const int64_t *shape, const int64_t *strides,
                                                  const void *data);
@@ -116,8 +119,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_array_slice(kvc_array *out, const kvc_array 
  * slice_update. Consumes dst's reference and leaves the result in dst. In place when dst solely
  * owns its buffer; else dst is copied first, and *how says so.
  * @param dst    owns a buffer (not borrowed memory); unchanged on error
- * @param src    dst's ndim; any float or integer dtype, converted; must not overlap borrowed memory
- *               that dst shares
+ * @param src    dst's ndim; any float or integer dtype, converted. A slice of dst, or dst itself,
+ *               has dst copied first; borrowed memory must not overlap dst
  * @param start  [naxes] first position along each axis, ≥ 0, start + extent ≤ dst's extent
  * @param axes   [naxes] distinct, negative from the end
  * @param how    may be NULL

@@ -74,7 +74,8 @@ typedef struct kvc_attention kvc_attention;
 KVC_BEGIN_DECLS
 
 /** Fills a description for one layer of a cache: batch, kv_heads, dims and dtype; the rest zero.
- * @errors KVC_E_INVALID no such layer */
+ * @param out  its struct_size is set by the caller, and kept
+ * @errors KVC_E_INVALID no such layer, out->struct_size is not set */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_desc_for(kvc_attention_desc *out,
                                                        const kvc_cache *cache, int64_t layer);
 

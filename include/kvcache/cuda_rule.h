@@ -33,10 +33,11 @@ typedef struct kvc_cuda_shape {
     int64_t capacity;        /**< stride of heads / stride of positions */
     int64_t length;          /**< positions in use */
     int64_t buffer_elements; /**< of the key buffer; 0: exactly batch · kv_heads · capacity · dim */
-    int64_t last_stride;     /**< of keys and values; 0 means 1 */
-    int64_t alignment_bytes; /**< of their pointers; 0 means 64 */
-    int compute_capability;  /**< 80 for 8.0; 0 means 80 */
-    bool array_mask;         /**< a mask given as an array */
+    int64_t value_buffer_elements; /**< of the value buffer, likewise */
+    int64_t last_stride;           /**< of keys and values; 0 means 1 */
+    int64_t alignment_bytes;       /**< of their pointers; 0 means 64 */
+    int compute_capability;        /**< 80 for 8.0; 0 means 80 */
+    bool array_mask;               /**< a mask given as an array */
 } kvc_cuda_shape;
 
 /** One condition of the fused kernel. */

@@ -60,15 +60,10 @@ const kvc_device *kvc__array_device(const kvc_array *a) {
     return a->buffer ? kvc_pool_device(kvc_buffer_pool(a->buffer)) : kvc_device_cpu();
 }
 
-kvc_status kvc__array_copy_on(const kvc_device *device, const kvc_array *dst,
-                              const kvc_array *src) {
+kvc_status kvc__array_copy(const kvc_array *dst, const kvc_array *src) {
     const kvc_strided to = {dst->data, dst->dtype, dst->strides};
     const kvc_strided from = {src->data, src->dtype, src->strides};
-    return kvc__device_copy(device, &to, &from, dst->ndim, dst->shape);
-}
-
-kvc_status kvc__array_copy(const kvc_array *dst, const kvc_array *src) {
-    return kvc__array_copy_on(kvc__array_device(dst), dst, src);
+    return kvc__device_copy(kvc__array_device(dst), &to, &from, dst->ndim, dst->shape);
 }
 
 kvc_status kvc__array_axis(int *out, int axis, int ndim, const char *name) {
@@ -81,6 +76,24 @@ kvc_status kvc__array_axis(int *out, int axis, int ndim, const char *name) {
     return KVC_OK;
 }
 
+/* Verifies that the way from the first element to the last is a number of bytes. */
+static kvc_status check_strides(const kvc_array *a, const int64_t *strides) {
+    size_t span = kvc_dtype_size_bytes(a->dtype);
+    for (int i = 0; i < a->ndim; i++) {
+        const size_t step = strides[i] < 0 ? 0 - (size_t)strides[i] : (size_t)strides[i];
+        size_t way;
+        if (a->shape[i] <= 1) continue; /* never stepped */
+        if (!kvc__mul(&way, step, (size_t)a->shape[i] - 1) ||
+            !kvc__mul(&way, way, kvc_dtype_size_bytes(a->dtype)) || !kvc__add(&span, span, way) ||
+            span > PTRDIFF_MAX)
+            return kvc__fail(KVC_E_RANGE,
+                             "strides[%d]: %lld given for an extent of %lld: more bytes than a "
+                             "size can hold",
+                             i, (long long)strides[i], (long long)a->shape[i]);
+    }
+    return KVC_OK;
+}
+
 kvc_status kvc_array_borrow(kvc_array *out, kvc_dtype dtype, int ndim, const int64_t *shape,
                             const int64_t *strides, const void *data) {
     kvc_array a;
@@ -89,7 +102,13 @@ kvc_status kvc_array_borrow(kvc_array *out, kvc_dtype dtype, int ndim, const int
     *out = (kvc_array){0};
     KVC_TRY(kvc__array_layout(&a, &bytes, dtype, ndim, shape));
     if (!data && bytes) return kvc__fail(KVC_E_INVALID, "data: NULL given for %zu bytes", bytes);
-    if (strides) memcpy(a.strides, strides, (size_t)ndim * sizeof *strides);
+    if ((uintptr_t)data % kvc_dtype_size_bytes(dtype) != 0)
+        return kvc__fail(KVC_E_INVALID, "data: %p given, a multiple of %zu wanted for %s", data,
+                         kvc_dtype_size_bytes(dtype), kvc_dtype_name(dtype));
+    if (strides) {
+        KVC_TRY(check_strides(&a, strides));
+        memcpy(a.strides, strides, (size_t)ndim * sizeof *strides);
+    }
     memcpy(&a.data, &data, sizeof data); /* const goes: updates refuse borrowed memory */
     *out = a;
     return KVC_OK;

@@ -40,11 +40,12 @@ kvc_status kvc_array_zeros(kvc_array *out, kvc_pool *pool, kvc_dtype dtype, int 
 kvc_status kvc_array_from_host(kvc_array *out, kvc_pool *pool, kvc_dtype dtype, int ndim,
                                const int64_t *shape, const void *data) {
     kvc_array host;
+    size_t bytes;
     if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given");
     *out = (kvc_array){0};
-    KVC_TRY(kvc_array_borrow(&host, dtype, ndim, shape, NULL, data));
+    KVC_TRY(kvc__array_layout(&host, &bytes, dtype, ndim, shape));
+    if (!data && bytes) return kvc__fail(KVC_E_INVALID, "data: NULL given for %zu bytes", bytes);
     KVC_TRY(kvc_array_empty(out, pool, dtype, ndim, shape));
-    const size_t bytes = kvc_array_nbytes(out);
     if (bytes == 0) return KVC_OK;
     return finish(out, kvc__device_transfer(kvc__array_device(out), out->data, data, bytes));
 }

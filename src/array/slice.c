@@ -12,7 +12,7 @@ typedef struct range {
 static int64_t bring_in(int64_t at, int64_t all, int64_t extent, int64_t low, int64_t high,
                         bool *outside) {
     if (at == KVC_SLICE_ALL) return all;
-    if (at < 0) at = at + extent < 0 ? -1 : at + extent;
+    if (at < 0) at += extent;
     const int64_t in = at < low ? low : at > high ? high : at;
     *outside = *outside || in != at;
     return in;
@@ -53,7 +53,7 @@ kvc_status kvc__array_narrow(kvc_array *view, const int64_t *start, const int64_
                              i, (long long)from, (long long)to, (long long)view->shape[i]);
         if (r.count > 0) offset += r.first * view->strides[i];
         narrowed.shape[i] = r.count;
-        narrowed.strides[i] = view->strides[i] * r.step;
+        if (r.count > 1) narrowed.strides[i] = view->strides[i] * r.step; /* else it may overflow */
     }
     if (kvc_array_size(&narrowed) > 0)
         narrowed.data = (char *)view->data + offset * (int64_t)kvc_dtype_size_bytes(view->dtype);

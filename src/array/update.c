@@ -30,8 +30,7 @@ static kvc_status broadcast(kvc_array *src, const kvc_array *where) {
         const int64_t extent = from < 0 ? 1 : src->shape[from];
         fits = extent == where->shape[i] || extent == 1;
         wide.shape[i] = where->shape[i];
-        wide.strides[i] =
-            from < 0 || (extent == 1 && where->shape[i] != 1) ? 0 : src->strides[from];
+        wide.strides[i] = extent == 1 ? 0 : src->strides[from];
     }
     if (!fits) {
         char a[KVC__SHAPE_TEXT], b[KVC__SHAPE_TEXT];
@@ -54,7 +53,8 @@ static kvc_status write_region(const kvc_array *array, const region *r, const kv
 
 /* The update itself, all arguments being right: in place, or on a copy that takes dst's name. */
 static kvc_status update(kvc_array *dst, const region *r, const kvc_array *src, kvc_update *how) {
-    const bool sole = kvc_buffer_is_sole(dst->buffer);
+    /* dst itself may be src, which adds no reference to the buffer. */
+    const bool sole = kvc_buffer_is_sole(dst->buffer) && src->buffer != dst->buffer;
     if (sole) {
         KVC_TRY(write_region(dst, r, src));
     } else {

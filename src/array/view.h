@@ -30,9 +30,6 @@ const kvc_device *kvc__array_device(const kvc_array *array);
 /** Copies elements of equal shape from one view to another, converting, on dst's device. */
 kvc_status kvc__array_copy(const kvc_array *dst, const kvc_array *src);
 
-/** As kvc__array_copy, on a device that the caller knows. */
-kvc_status kvc__array_copy_on(const kvc_device *device, const kvc_array *dst, const kvc_array *src);
-
 /** What a slice does outside of the array. */
 typedef enum kvc__outside { KVC__CLAMP, KVC__REFUSE } kvc__outside;
 

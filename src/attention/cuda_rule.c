@@ -33,6 +33,7 @@ static kvc_status validate(const kvc_cuda_shape *s) {
         {"capacity", s->capacity, 0},
         {"length", s->length, 0},
         {"buffer_elements", s->buffer_elements, 0},
+        {"value_buffer_elements", s->value_buffer_elements, 0},
         {"alignment_bytes", s->alignment_bytes, 0},
         {"compute_capability", s->compute_capability, 0},
     };
@@ -51,22 +52,31 @@ static kvc_status validate(const kvc_cuda_shape *s) {
     return KVC_OK;
 }
 
-/* Fills in what 0 stands for. *exact: the elements that the key buffer should hold. */
-static kvc_status complete(kvc_cuda_shape *s, int64_t *exact) {
+/* Elements of a buffer that holds exactly the cache's keys or values. */
+static kvc_status exact_elements(int64_t *out, const kvc_cuda_shape *s, const char *name,
+                                 int64_t dim) {
+    if (kvc__mul_i64(out, s->batch, s->kv_heads) && kvc__mul_i64(out, *out, s->capacity) &&
+        kvc__mul_i64(out, *out, dim))
+        return KVC_OK;
+    return kvc__fail(KVC_E_RANGE,
+                     "shape: batch %lld x kv_heads %lld x capacity %lld x %s %lld is more "
+                     "elements than an int64_t can count",
+                     (long long)s->batch, (long long)s->kv_heads, (long long)s->capacity, name,
+                     (long long)dim);
+}
+
+/* Fills in what 0 stands for. *keys, *values: the elements that the buffers should hold. */
+static kvc_status complete(kvc_cuda_shape *s, int64_t *keys, int64_t *values) {
     if (s->q_len == 0) s->q_len = 1;
     if (s->batch == 0) s->batch = 1;
     if (s->value_dim == 0) s->value_dim = s->key_dim;
     if (s->last_stride == 0) s->last_stride = 1;
     if (s->alignment_bytes == 0) s->alignment_bytes = 64;
     if (s->compute_capability == 0) s->compute_capability = 80;
-    if (!kvc__mul_i64(exact, s->batch, s->kv_heads) || !kvc__mul_i64(exact, *exact, s->capacity) ||
-        !kvc__mul_i64(exact, *exact, s->key_dim))
-        return kvc__fail(KVC_E_RANGE,
-                         "shape: batch %lld x kv_heads %lld x capacity %lld x key_dim %lld is more "
-                         "elements than an int64_t can count",
-                         (long long)s->batch, (long long)s->kv_heads, (long long)s->capacity,
-                         (long long)s->key_dim);
-    if (s->buffer_elements == 0) s->buffer_elements = *exact;
+    KVC_TRY(exact_elements(keys, s, "key_dim", s->key_dim));
+    KVC_TRY(exact_elements(values, s, "value_dim", s->value_dim));
+    if (s->buffer_elements == 0) s->buffer_elements = *keys;
+    if (s->value_buffer_elements == 0) s->value_buffer_elements = *values;
     return KVC_OK;
 }
 
@@ -107,9 +117,9 @@ static void check_queries(kvc_cuda_report *report, const kvc_cuda_shape *s) {
      * keys. */
     kvc_cuda_check *c = add(report, "q_len", decode || s->array_mask || s->q_len <= s->length);
     WRITE(c->given, "q_len %lld", (long long)s->q_len);
-    if (decode) WRITE(c->wanted, "1: decode, where mask and layout of the cache count");
+    if (decode) WRITE(c->wanted, "1 (decode: mask and layout of the cache count)");
     else
-        WRITE(c->wanted, "at most the length %lld: causal prefill, where no layout counts",
+        WRITE(c->wanted, "at most length %lld (causal prefill: no layout counts)",
               (long long)s->length);
     if (!c->ok) WRITE(c->remedy, "append the keys and values of all queries before attending");
 }
@@ -132,22 +142,29 @@ static void check_mask_and_layout(kvc_cuda_report *report, const kvc_cuda_shape 
         WRITE(c->remedy, "begin at a multiple of 16 bytes: MLX copies keys and values otherwise");
 }
 
+static void check_buffer(kvc_cuda_report *report, const char *name, const char *dim,
+                         int64_t elements, int64_t exact) {
+    kvc_cuda_check *c = add(report, name, elements == exact);
+    WRITE(c->given, "a buffer of %lld elements", (long long)elements);
+    WRITE(c->wanted, "exactly %lld: batch x kv_heads x capacity x %s", (long long)exact, dim);
+    if (elements > exact)
+        WRITE(c->remedy, "clear the pool before the cache takes its buffer: it was given a larger "
+                         "one that had been used before");
+    else if (!c->ok) WRITE(c->remedy, "tell the elements of the whole buffer, not of the slice");
+}
+
 /* The slice [0, length) of a cache, which cuDNN is given whole, with the length beside it. */
-static void check_cache(kvc_cuda_report *report, const kvc_cuda_shape *s, int64_t exact) {
+static void check_cache(kvc_cuda_report *report, const kvc_cuda_shape *s, int64_t keys,
+                        int64_t values) {
     kvc_cuda_check *c = add(report, "capacity", s->capacity % CHUNK == 0);
     WRITE(c->given, "capacity %lld", (long long)s->capacity);
     WRITE(c->wanted, "a multiple of %d", CHUNK);
     if (!c->ok)
-        WRITE(c->remedy, "use growth chunk %d, which keeps it a multiple: %lld", CHUNK,
-              (long long)((s->capacity / CHUNK + 1) * CHUNK));
+        WRITE(c->remedy, "use growth chunk %d, which keeps it a multiple: %llu", CHUNK,
+              ((unsigned long long)s->capacity / CHUNK + 1) * CHUNK);
 
-    c = add(report, "buffer", s->buffer_elements == exact);
-    WRITE(c->given, "a buffer of %lld elements", (long long)s->buffer_elements);
-    WRITE(c->wanted, "exactly %lld: batch x kv_heads x capacity x key_dim", (long long)exact);
-    if (s->buffer_elements > exact)
-        WRITE(c->remedy, "clear the pool before the cache takes its buffer: it was given a larger "
-                         "one that had been used before");
-    else if (!c->ok) WRITE(c->remedy, "tell the elements of the whole buffer, not of the slice");
+    check_buffer(report, "buffer", "key_dim", s->buffer_elements, keys);
+    check_buffer(report, "value_buffer", "value_dim", s->value_buffer_elements, values);
 
     c = add(report, "length", s->length >= CHUNK);
     WRITE(c->given, "length %lld", (long long)s->length);
@@ -182,16 +199,16 @@ static void decide(kvc_cuda_report *report, const kvc_cuda_shape *s) {
 kvc_status kvc_cuda_explain(kvc_cuda_report *out, const kvc_cuda_shape *shape) {
     kvc_cuda_report report = {.count = 0};
     kvc_cuda_shape s;
-    int64_t exact;
+    int64_t keys, values;
     KVC_TRY(kvc__struct_out(out, &report, sizeof report, "kvc_cuda_report"));
     KVC_TRY(kvc__struct_in(&s, sizeof s, shape, "kvc_cuda_shape"));
     KVC_TRY(validate(&s));
-    KVC_TRY(complete(&s, &exact));
+    KVC_TRY(complete(&s, &keys, &values));
     check_model(&report, &s);
     check_queries(&report, &s);
     if (s.q_len == 1) {
         check_mask_and_layout(&report, &s);
-        check_cache(&report, &s, exact);
+        check_cache(&report, &s, keys, values);
     }
     decide(&report, &s);
     return kvc__struct_out(out, &report, sizeof report, "kvc_cuda_report");

@@ -107,6 +107,7 @@ kvc_status kvc_attention_explain_cuda(kvc_cuda_report *out, const kvc_attention 
         .capacity = view.capacity,
         .length = view.length,
         .buffer_elements = (int64_t)(view.k_buffer_bytes / kvc_dtype_size_bytes(view.dtype)),
+        .value_buffer_elements = (int64_t)(view.v_buffer_bytes / kvc_dtype_size_bytes(view.dtype)),
     };
     report.struct_size = sizeof report;
     KVC_TRY(kvc_cuda_explain(&report, &shape));

@@ -104,7 +104,8 @@ static void store_row(void *restrict dst, kvc_dtype dtype, const float *restrict
         for (int64_t d = 0; d < n; d++) words[d] = kvc__bf16_of_f32(src[d] / divisor);
 }
 
-/* block[j] = position start + j of K or V */
+/* block[j] = position start + j of K or V. f32 is copied too: from memory that is faster here than
+ * to work on rows that are still on their way. */
 static void load_block(const work *w, const kvc__rows *from, int64_t start, int64_t count,
                        int64_t dim, int64_t width) {
     for (int64_t j = 0; j < count; j++)

@@ -16,16 +16,16 @@ const char *kvc_path_name(kvc_path path) {
 }
 
 kvc_status kvc_attention_desc_for(kvc_attention_desc *out, const kvc_cache *cache, int64_t layer) {
-    if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given, a kvc_attention_desc wanted");
-    *out = (kvc_attention_desc){.struct_size = sizeof *out};
+    kvc_attention_desc desc = {0};
     kvc__layer_view view;
+    KVC_TRY(kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc"));
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
-    out->batch = view.batch;
-    out->kv_heads = view.kv_heads;
-    out->key_dim = view.key_dim;
-    out->value_dim = view.value_dim;
-    out->kv_dtype = view.dtype;
-    return KVC_OK;
+    desc.batch = view.batch;
+    desc.kv_heads = view.kv_heads;
+    desc.key_dim = view.key_dim;
+    desc.value_dim = view.value_dim;
+    desc.kv_dtype = view.dtype;
+    return kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc");
 }
 
 static kvc_status validate(const kvc_attention_desc *d) {

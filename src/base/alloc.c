@@ -26,16 +26,21 @@ void kvc_allocator_set(const kvc_allocator *allocator) {
     current = allocator ? *allocator : system_allocator;
 }
 
+void *kvc__calloc_or_null(size_t count, size_t bytes) {
+    size_t total;
+    if (!kvc__mul(&total, count, bytes)) return NULL;
+    void *memory = current.allocate(current.context, total);
+    return memory ? memset(memory, 0, total) : NULL;
+}
+
 kvc_status kvc__calloc(void **out, size_t count, size_t bytes, const char *what) {
     size_t total;
-    *out = NULL;
+    *out = kvc__calloc_or_null(count, bytes);
+    if (*out) return KVC_OK;
     if (!kvc__mul(&total, count, bytes))
         return kvc__fail(KVC_E_RANGE, "%s: %zu of %zu bytes is more than a size can hold", what,
                          count, bytes);
-    void *memory = current.allocate(current.context, total);
-    if (!memory) return kvc__fail(KVC_E_NOMEM, "%s: no memory for %zu bytes", what, total);
-    *out = memset(memory, 0, total);
-    return KVC_OK;
+    return kvc__fail(KVC_E_NOMEM, "%s: no memory for %zu bytes", what, total);
 }
 
 void kvc__free(void *memory, size_t count, size_t bytes) {

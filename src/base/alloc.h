@@ -11,7 +11,11 @@
  * @errors KVC_E_RANGE the product overflows; KVC_E_NOMEM. *out is NULL then. */
 kvc_status kvc__calloc(void **out, size_t count, size_t bytes, const char *what);
 
-/** Frees what kvc__calloc gave, with the same count and bytes. NULL is allowed. */
+/** The same without a sentence, for memory that the caller can do without; NULL when there is none.
+ */
+void *kvc__calloc_or_null(size_t count, size_t bytes);
+
+/** Frees what either gave, with the same count and bytes. NULL is allowed. */
 void kvc__free(void *memory, size_t count, size_t bytes);
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "cache/cache.h"
+#include "memory/device.h"
 
 /* Verifies that an argument holds n positions of a side; n < 0: any count, which *n receives. */
 static kvc_status check_positions(const kvc_cache *cache, const kvc__layer *layer,
@@ -43,6 +44,17 @@ kvc_array kvc__side_array(const kvc_cache *cache, const kvc__layer *layer, const
     return a;
 }
 
+kvc_status kvc__side_write(const kvc_cache *cache, const kvc__layer *layer, const kvc__side *side,
+                           kvc_buffer *buffer, int64_t capacity, int64_t first,
+                           const kvc_array *rows) {
+    const int64_t head = capacity * side->dim;
+    const int64_t strides[4] = {layer->spec.kv_heads * head, head, side->dim, 1};
+    char *to = (char *)kvc_buffer_data(buffer) + (size_t)first * side->row_bytes;
+    const kvc_strided dst = {to, layer->spec.dtype, strides};
+    const kvc_strided src = {rows->data, rows->dtype, rows->strides};
+    return kvc__device_copy(kvc_pool_device(cache->pool), &dst, &src, 4, rows->shape);
+}
+
 /* Makes room for n positions behind the live ones. */
 static kvc_status make_room(kvc_cache *cache, kvc__layer *layer, int64_t n) {
     int64_t need;
@@ -75,11 +87,9 @@ kvc_status kvc_cache_append(kvc_cache *cache, int64_t index, const kvc_array *k,
     if (n == 0) return KVC_OK;
     KVC_TRY(make_room(cache, layer, n));
     layer->prepared = 0; /* from here on its room is written, even when a copy then fails */
-    const kvc_array k_room = kvc__side_array(cache, layer, &layer->k, layer->length, n);
-    const kvc_array v_room = kvc__side_array(cache, layer, &layer->v, layer->length, n);
-    const kvc_device *device = kvc_pool_device(cache->pool);
-    KVC_TRY(kvc__array_copy_on(device, &k_room, k));
-    KVC_TRY(kvc__array_copy_on(device, &v_room, v));
+    const int64_t capacity = layer->capacity, length = layer->length;
+    KVC_TRY(kvc__side_write(cache, layer, &layer->k, layer->k.buffer, capacity, length, k));
+    KVC_TRY(kvc__side_write(cache, layer, &layer->v, layer->v.buffer, capacity, length, v));
     advance(cache, layer, n, true);
     return KVC_OK;
 }

@@ -51,6 +51,12 @@ kvc_status kvc__cache_reserve(kvc_cache *cache, kvc__layer *layer);
  * @errors KVC_E_RANGE names the factors */
 kvc_status kvc__side_bytes(size_t *out, const kvc__side *side, int64_t positions);
 
+/** Copies rows [batch][kv_heads][n][dim] to positions [first, first + n) of a buffer that is laid
+ * out as the side with room for `capacity` positions. */
+kvc_status kvc__side_write(const kvc_cache *cache, const kvc__layer *layer, const kvc__side *side,
+                           kvc_buffer *buffer, int64_t capacity, int64_t first,
+                           const kvc_array *rows);
+
 /** Describes `count` positions of a side from `first` on as an array without a reference. */
 kvc_array kvc__side_array(const kvc_cache *cache, const kvc__layer *layer, const kvc__side *side,
                           int64_t first, int64_t count);

@@ -92,11 +92,7 @@ static kvc_status move_rows(const kvc_cache *cache, const kvc__layer *layer, con
                             int64_t count, kvc_buffer *to, int64_t capacity) {
     if (count == 0) return KVC_OK;
     const kvc_array from = kvc__side_array(cache, layer, side, 0, count);
-    const int64_t head = capacity * side->dim;
-    const int64_t strides[4] = {layer->spec.kv_heads * head, head, side->dim, 1};
-    const kvc_strided dst = {kvc_buffer_data(to), layer->spec.dtype, strides};
-    const kvc_strided src = {from.data, from.dtype, from.strides};
-    return kvc__device_copy(kvc_pool_device(cache->pool), &dst, &src, 4, from.shape);
+    return kvc__side_write(cache, layer, side, to, capacity, 0, &from);
 }
 
 static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t capacity) {

@@ -24,6 +24,7 @@ kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, i
         out->k = kvc_buffer_data(layer->k.buffer);
         out->v = kvc_buffer_data(layer->v.buffer);
         out->k_buffer_bytes = kvc_buffer_capacity_bytes(layer->k.buffer);
+        out->v_buffer_bytes = kvc_buffer_capacity_bytes(layer->v.buffer);
     }
     return KVC_OK;
 }

@@ -14,7 +14,7 @@ typedef struct kvc__layer_view {
     int64_t length, capacity;
     int64_t chunk, max_positions;
     kvc_growth growth;
-    size_t k_buffer_bytes; /* of the whole buffer: may be a little more than capacity needs */
+    size_t k_buffer_bytes, v_buffer_bytes; /* whole buffers: may be a little more than needed */
     const kvc_device *device;
 } kvc__layer_view;
 

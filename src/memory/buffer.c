@@ -4,17 +4,21 @@
 #include "base/error.h"
 #include "memory/pool.h"
 
-static kvc_status call_allocate(const kvc_device *device, void **memory, size_t bytes) {
+static kvc_status run_allocate(const kvc_device *device, void **memory, size_t bytes) {
     return device->allocate(device->context, memory, bytes);
 }
 
-static kvc_status call_reserve(const kvc_device *device, void **memory, size_t bytes) {
+static kvc_status run_reserve(const kvc_device *device, void **memory, size_t bytes) {
     return device->reserve(device->context, memory, bytes);
 }
 
-static kvc_status call_commit(const kvc_device *device, void **memory, size_t bytes) {
+static kvc_status run_commit(const kvc_device *device, void **memory, size_t bytes) {
     return device->commit(device->context, *memory, bytes);
 }
+
+static const kvc__driver_call call_allocate = {run_allocate, KVC_SPAN_ALLOCATE, "allocate"};
+static const kvc__driver_call call_reserve = {run_reserve, KVC_SPAN_ALLOCATE, "reserve"};
+static const kvc__driver_call call_commit = {run_commit, KVC_SPAN_COMMIT, "commit"};
 
 static kvc_status check_new(kvc_buffer **out, kvc_pool *pool, size_t bytes) {
     if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given");
@@ -47,7 +51,7 @@ static kvc_status allocate(kvc_buffer **out, kvc_pool *pool, size_t bytes) {
     kvc_status status = KVC_OK;
     if (bytes) status = kvc__pool_charge(pool, bytes);
     if (bytes && status == KVC_OK) {
-        status = kvc__pool_drive(pool, call_allocate, KVC_SPAN_ALLOCATE, &b->data, bytes);
+        status = kvc__pool_drive(pool, &call_allocate, &b->data, bytes);
         if (status != KVC_OK) kvc__pool_uncharge(pool, bytes);
     }
     if (status != KVC_OK) {
@@ -65,8 +69,7 @@ static kvc_status reserve(kvc_buffer **out, kvc_pool *pool, size_t bytes) {
     KVC_TRY(new_header(&b, pool, bytes));
     const size_t words = kvc__committed_words(b);
     kvc_status status = kvc__calloc(&bits, words, sizeof *b->committed, "buffer's commit set");
-    if (status == KVC_OK)
-        status = kvc__pool_drive(pool, call_reserve, KVC_SPAN_ALLOCATE, &b->data, bytes);
+    if (status == KVC_OK) status = kvc__pool_drive(pool, &call_reserve, &b->data, bytes);
     if (status != KVC_OK) {
         kvc__free(bits, words, sizeof *b->committed);
         kvc__free(b, 1, sizeof *b);
@@ -121,8 +124,7 @@ static kvc_status commit_run(kvc_buffer *b, size_t first, size_t end) {
     const size_t to = end * unit_bytes < b->capacity_bytes ? end * unit_bytes : b->capacity_bytes;
     void *memory = (char *)b->data + from;
     KVC_TRY(kvc__pool_charge(b->pool, to - from));
-    const kvc_status status =
-        kvc__pool_drive(b->pool, call_commit, KVC_SPAN_COMMIT, &memory, to - from);
+    const kvc_status status = kvc__pool_drive(b->pool, &call_commit, &memory, to - from);
     if (status != KVC_OK) {
         kvc__pool_uncharge(b->pool, to - from);
         return status;

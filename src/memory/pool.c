@@ -111,6 +111,7 @@ kvc_buffer *kvc__pool_take(kvc_pool *pool, size_t bytes, bool reserved) {
     } else if (bytes) { /* no device is asked for 0 bytes */
         pool->stats.misses++;
     }
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     return b;
 }
@@ -126,6 +127,7 @@ static bool try_charge(kvc_pool *pool, size_t bytes, size_t *limit, size_t *left
         evict_for(pool, bytes, &evicted);
         pool->stats.active_bytes += bytes;
     }
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     give_back(pool, evicted);
     return fits;
@@ -148,24 +150,23 @@ void kvc__pool_uncharge(kvc_pool *pool, size_t bytes) {
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
-static kvc_status drive_once(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
+static kvc_status drive_once(kvc_pool *pool, const kvc__driver_call *call, void **memory,
                              size_t bytes) {
     const uint64_t start_ns = kvc__now_ns();
-    const kvc_status status = call(pool->device, memory, bytes);
+    const kvc_status status = call->run(pool->device, memory, bytes);
     count_driver(pool, kvc__now_ns() - start_ns, status == KVC_OK);
-    if (kvc__span_begin())
-        kvc__span_end(start_ns, kind, kind == KVC_SPAN_COMMIT ? "commit" : "allocate", bytes);
+    if (kvc__span_begin()) kvc__span_end(start_ns, call->kind, call->name, bytes);
     return status;
 }
 
-kvc_status kvc__pool_drive(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
+kvc_status kvc__pool_drive(kvc_pool *pool, const kvc__driver_call *call, void **memory,
                            size_t bytes) {
     for (int asked = 0;; asked++) {
-        if (drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
-        if (evict_all(pool) && drive_once(pool, call, kind, memory, bytes) == KVC_OK) return KVC_OK;
+        if (drive_once(pool, call, memory, bytes) == KVC_OK) return KVC_OK;
+        if (evict_all(pool) && drive_once(pool, call, memory, bytes) == KVC_OK) return KVC_OK;
         if (asked == PRESSURE_TRIES || !ask_under_pressure(pool, bytes))
-            return kvc__fail(KVC_E_NOMEM, "device '%s': no memory for %zu bytes",
-                             pool->device->name, bytes);
+            return kvc__fail(KVC_E_NOMEM, "device '%s': no memory to %s %zu bytes",
+                             pool->device->name, call->name, bytes);
     }
 }
 
@@ -202,6 +203,7 @@ void kvc__pool_give(kvc_pool *pool, kvc_buffer *b) {
     }
     const bool done = keep && !evicted;
     if (done) pool->holds--; /* not the last: a pool that keeps buffers has its owner */
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     if (done) return;
 
@@ -268,6 +270,7 @@ static size_t set_limit(kvc_pool *pool, size_t *limit, size_t bytes) {
     evict_for(pool, 0, &evicted);
     if (pool->cache_limit_bytes == 0) /* pooling is off: buffers without memory go too */
         while (pool->shelf.oldest) evict_oldest(pool, &evicted);
+    KVC_ASSERT_SLOW(kvc__shelf_is_valid(&pool->shelf, pool->stats.cached_bytes));
     (void)pthread_mutex_unlock(&pool->lock);
     give_back(pool, evicted);
     return previous;

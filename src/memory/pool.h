@@ -59,13 +59,17 @@ void kvc__pool_uncharge(kvc_pool *pool, size_t bytes);
 /** Tells whether [offset, offset + bytes) of a reserved buffer is resident. */
 bool kvc__buffer_is_committed(const kvc_buffer *buffer, size_t offset, size_t bytes);
 
-/** A call on the device that takes memory: allocate, reserve or commit. */
-typedef kvc_status (*kvc__driver_fn)(const kvc_device *device, void **memory, size_t bytes);
+/** A call on the device that takes memory, or space for it: allocate, reserve or commit. */
+typedef struct kvc__driver_call {
+    kvc_status (*run)(const kvc_device *device, void **memory, size_t bytes);
+    kvc_span_kind kind;
+    const char *name;
+} kvc__driver_call;
 
 /** Runs a device call; when the device has no more, gives back all that is cached, asks under
  * pressure, and tries again.
  * @errors KVC_E_NOMEM */
-kvc_status kvc__pool_drive(kvc_pool *pool, kvc__driver_fn call, kvc_span_kind kind, void **memory,
+kvc_status kvc__pool_drive(kvc_pool *pool, const kvc__driver_call *call, void **memory,
                            size_t bytes);
 
 /** Keeps the pool alive until kvc__pool_drop_hold. */

@@ -23,8 +23,8 @@ static size_t lower_bound(const kvc__shelf_kind *kind, size_t bytes) {
 
 static bool grow(kvc__shelf_kind *kind) {
     const size_t room = kind->room ? 2 * kind->room : 16;
-    void *bins;
-    if (kvc__calloc(&bins, room, sizeof *kind->bins, "pool table") != KVC_OK) return false;
+    void *bins = kvc__calloc_or_null(room, sizeof *kind->bins);
+    if (!bins) return false;
     if (kind->count) memcpy(bins, kind->bins, kind->count * sizeof *kind->bins);
     kvc__free(kind->bins, kind->room, sizeof *kind->bins);
     kind->bins = bins;
@@ -91,6 +91,35 @@ kvc_buffer *kvc__shelf_take_oldest(kvc__shelf *shelf) {
     unlink_size(kind, lower_bound(kind, b->capacity_bytes), b);
     unlink_age(shelf, b);
     return b;
+}
+
+/* Counts the buffers of a kind; SIZE_MAX when its order is broken. */
+static size_t count_by_size(const kvc__shelf_kind *kind) {
+    size_t count = 0;
+    for (size_t i = 0; i < kind->count; i++) {
+        const kvc__shelf_bin *bin = &kind->bins[i];
+        const kvc_buffer *previous = NULL;
+        if (!bin->first || (i && kind->bins[i - 1].bytes >= bin->bytes)) return SIZE_MAX;
+        for (const kvc_buffer *b = bin->first; b; b = b->links.size_next, count++) {
+            if (b->capacity_bytes != bin->bytes || b->links.size_prev != previous) return SIZE_MAX;
+            previous = b;
+        }
+    }
+    return count;
+}
+
+bool kvc__shelf_is_valid(const kvc__shelf *shelf, uint64_t resident_bytes) {
+    size_t by_age[2] = {0, 0}; /* plain, reserved */
+    const kvc_buffer *newer = NULL;
+    for (const kvc_buffer *b = shelf->newest; b; b = b->links.older) {
+        if (b->links.newer != newer || b->resident_bytes > resident_bytes) return false;
+        resident_bytes -= b->resident_bytes;
+        by_age[b->committed != NULL]++;
+        newer = b;
+    }
+    return shelf->oldest == newer && resident_bytes == 0 &&
+           by_age[0] == count_by_size(&shelf->kinds[0]) &&
+           by_age[1] == count_by_size(&shelf->kinds[1]);
 }
 
 void kvc__shelf_deinit(kvc__shelf *shelf) {

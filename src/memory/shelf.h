@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include <kvcache/pool.h>
 
@@ -43,6 +44,10 @@ bool kvc__shelf_put(kvc__shelf *shelf, kvc_buffer *buffer);
 
 /** Takes the oldest buffer down; NULL when empty. */
 kvc_buffer *kvc__shelf_take_oldest(kvc__shelf *shelf);
+
+/** Tells whether both orders are whole and hold the same buffers, which have resident_bytes in all.
+ * O(buffers), for KVC_ASSERT_SLOW. */
+bool kvc__shelf_is_valid(const kvc__shelf *shelf, uint64_t resident_bytes);
 
 /** Frees the tables of an empty shelf. */
 void kvc__shelf_deinit(kvc__shelf *shelf);

@@ -101,9 +101,13 @@ class Generate(unittest.TestCase):
         text = self.text("--prompt", "a\x1b[31mz", "--steps", "7")
         self.assertEqual(text, b"a[31mz\n")
 
-    def test_a_prompt_that_is_no_utf8_is_taken_byte_by_byte(self):
-        text = self.text("--prompt", os.fsdecode(b"a\xff\xc3"), "--temperature", "0")
-        self.assertTrue(text.startswith(b"a\xff\xc3"), text)
+    def test_the_text_is_utf8_whatever_the_prompt(self):
+        text = self.text("--prompt", os.fsdecode(b"a\xff\xc3z"), "--temperature", "0")
+        self.assertTrue(text.startswith(b"az"), text)
+        for seed in range(20):
+            self.text("--seed", seed, "--temperature", "2", "--top-p", "1").decode()
+        self.assertEqual(self.text("--prompt", "a\u00e9", "--steps", "2"), b"a\n")
+        self.assertEqual(self.text("--prompt", "a\u00e9", "--steps", "3"), "a\u00e9\n".encode())
 
     def test_steps_count_the_positions_computed(self):
         self.assertEqual(self.text("--prompt", "the", "--steps", "1"), b"the\n")

@@ -12,18 +12,21 @@ test_tensor test_tensor_new(kvc_dtype dtype, test_layout layout, int64_t batch, 
                             int64_t positions, int64_t dim) {
     const int64_t spare = layout == TEST_SPARE ? 5 : 0;
     const int64_t spread = layout == TEST_SPREAD ? 2 : 1;
-    const int64_t shape[4] = {batch, heads, positions, dim};
     const int64_t head = (positions + spare) * dim * spread;
-    int64_t strides[4] = {heads * head, head, dim * spread, spread};
+    test_tensor t = {
+        .array = {.dtype = dtype,
+                  .ndim = 4,
+                  .shape = {batch, heads, positions, dim},
+                  .strides = {heads * head, head, dim * spread, spread}},
+    };
     if (layout == TEST_TOKEN_MAJOR) {
-        strides[1] = dim;
-        strides[2] = heads * dim;
+        t.array.strides[1] = dim;
+        t.array.strides[2] = heads * dim;
     }
     const size_t bytes = (size_t)(batch * heads * head) * kvc_dtype_size_bytes(dtype);
-    test_tensor t = {.memory = malloc(bytes ? bytes : 1)};
+    t.array.data = t.memory = malloc(bytes ? bytes : 1);
     assert_non_null(t.memory);
     memset(t.memory, 0xff, bytes); /* NaN in f32, f16 and bf16 */
-    assert_ok(kvc_array_borrow(&t.array, dtype, 4, shape, strides, t.memory));
     return t;
 }
 

@@ -52,7 +52,7 @@ void test_set(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d, do
 /** Sets every element to a random number in [-amplitude, amplitude). */
 void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed);
 
-test_problem test_problem_new(const test_case *c, uint64_t *seed);
+test_problem test_problem_new(const test_case *given, uint64_t *seed);
 void test_problem_free(test_problem *p);
 
 /** Returns the description of a plan for a problem. */

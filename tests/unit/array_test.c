@@ -157,6 +157,26 @@ static void borrow__describes_memory_without_owning_it(void **state) {
     assert_fails(kvc_array_borrow(NULL, KVC_F32, 1, I64(1), NULL, data), KVC_E_INVALID);
 }
 
+static void borrow__memory_that_is_not_aligned_to_its_dtype_is_refused(void **state) {
+    (void)state;
+    const float data[2] = {1, 2};
+    kvc_array a;
+    for (size_t d = 0; d < 6; d++) {
+        const kvc_dtype dtype = reference_dtypes[d];
+        const size_t size = kvc_dtype_size_bytes(dtype);
+        for (size_t offset = 0; offset < 4; offset++) {
+            const char *at = (const char *)data + offset;
+            if (offset % size == 0) {
+                assert_ok(kvc_array_borrow(&a, dtype, 1, I64(1), NULL, at));
+                continue;
+            }
+            assert_fails(kvc_array_borrow(&a, dtype, 1, I64(1), NULL, at), KVC_E_INVALID);
+            array_expect_none(&a);
+            assert_non_null(strstr(kvc_last_error(), kvc_dtype_name(dtype)));
+        }
+    }
+}
+
 static void own__retain_and_release_count_holders(void **state) {
     pool_fixture *f = *state;
     kvc_array a = array_counting(f->pool, KVC_F32, 1, I64(3));
@@ -335,14 +355,16 @@ static void equal__compares_shape_dtype_and_elements(void **state) {
     kvc_array twice = array_sliced(&turned, NULL, NULL, I64(-1, -1));
     assert_false(equal(&a, &turned));
     assert_true(equal(&a, &twice));
+    kvc_array deeper = array_counting(pool, KVC_F32, 2, I64(6, 1));
+    assert_false(equal(&flat, &deeper));
     kvc_array none = array_counting(pool, KVC_F32, 2, I64(0, 3));
     kvc_array none_too = array_counting(pool, KVC_F32, 2, I64(0, 3));
     kvc_array none_else = array_counting(pool, KVC_F32, 2, I64(3, 0));
     assert_true(equal(&none, &none_too));
     assert_false(equal(&none, &none_else));
-    kvc_array *const list[] = {&a,      &same,  &flat, &wide,     &half,     &last,
-                               &turned, &twice, &none, &none_too, &none_else};
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) kvc_array_release(list[i]);
+    kvc_array *const list[] = {&a,     &same, &flat,     &wide,      &half,   &last, &turned,
+                               &twice, &none, &none_too, &none_else, &deeper, NULL};
+    for (size_t i = 0; list[i]; i++) kvc_array_release(list[i]);
     kvc_pool_free(pool);
 }
 
@@ -389,6 +411,7 @@ int main(void) {
         pool_test(host__elements_go_there_and_back_untouched),
         pool_test(host__room_that_is_not_the_arrays_size_is_refused),
         cmocka_unit_test(borrow__describes_memory_without_owning_it),
+        cmocka_unit_test(borrow__memory_that_is_not_aligned_to_its_dtype_is_refused),
         pool_test(own__retain_and_release_count_holders),
         pool_test(concatenate__joins_along_any_axis),
         pool_test(concatenate__interleaves_along_the_middle),

@@ -279,7 +279,7 @@ static void run__counts_runs_and_bytes(void **state) {
     assert_int_equal(stats_of(plan).runs[KVC_PATH_FUSED], 3);
     assert_int_equal(stats_of(plan).runs[KVC_PATH_REFERENCE], 0);
     assert_int_equal(stats_of(plan).refused, 0);
-    assert_true(stats_of(plan).kv_bytes == 3 * 2 * 2 * 20 * (16 + 8) * 2);
+    assert_true(stats_of(plan).kv_bytes == UINT64_C(3) * 2 * 2 * 20 * (16 + 8) * 2);
     kvc_attention_stats stats = {.struct_size = 0};
     assert_fails(kvc_attention_stats_get(plan, &stats), KVC_E_INVALID);
     stats.struct_size = sizeof stats;
@@ -351,7 +351,7 @@ static void run__sends_a_span(void **state) {
     assert_ok(status);
     assert_int_equal(span.kind, KVC_SPAN_KERNEL);
     assert_string_equal(span.name, "fused");
-    assert_true(span.bytes == 2 * 2 * 20 * (16 + 8) * 2);
+    assert_true(span.bytes == UINT64_C(2) * 2 * 20 * (16 + 8) * 2);
     assert_true(span.end_ns >= span.start_ns);
     kvc_attention_free(plan);
     test_problem_free(&p);

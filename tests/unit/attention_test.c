@@ -224,6 +224,7 @@ static void attention__lets_scores_of_minus_infinity_weigh_nothing(void **state)
         test_problem p = test_problem_new(&c, &seed);
         test_set(&p.q.array, 0, 0, 0, 0, 1);
         for (int64_t j = 0; j < 40; j++) test_set(&p.k.array, 0, 0, j, 0, (double)-INFINITY);
+        test_set(&p.v.array, 0, 0, 7, 0, (double)INFINITY);
         test_run(&p, paths[i]);
         assert_true(test_get(&p.out.array, 0, 0, 0, 0) == 0);
         test_problem_free(&p);
@@ -260,7 +261,7 @@ static void attention__reads_nothing_behind_the_last_row(void **state) {
     (void)state;
     static const int64_t dims[] = {1, 7, 64, 100, 576};
     uint64_t seed = test_seed(13);
-    for (size_t i = 0; i < 3 * 5 * 2; i++) {
+    for (int i = 0; i < 3 * 5 * PATHS; i++) {
         const test_case c = {.key_dim = dims[i % 5],
                              .q_heads = 3,
                              .kv_heads = 1,
@@ -288,7 +289,7 @@ static void attention__reads_nothing_behind_the_last_row(void **state) {
 static void attention__writes_its_elements_and_nothing_else(void **state) {
     (void)state;
     uint64_t seed = test_seed(14);
-    for (size_t i = 0; i < 3 * PATHS; i++) {
+    for (int i = 0; i < 3 * PATHS; i++) {
         const test_case c = {.key_dim = 24,
                              .value_dim = 13,
                              .q_heads = 4,
@@ -321,7 +322,7 @@ static void reference__takes_any_strides(void **state) {
     spread.k = test_tensor_new(KVC_F32, TEST_SPREAD, 2, 2, 20, 10);
     spread.v = test_tensor_new(KVC_F32, TEST_SPREAD, 2, 2, 20, 10);
     spread.out = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 2, 4, 3, 10);
-    for (int64_t i = 0; i < 2 * 2 * 20 * 10; i++) { /* positions backwards, as if stepped by -1 */
+    for (int i = 0; i < 2 * 2 * 20 * 10; i++) { /* positions backwards, as if stepped by -1 */
         const int64_t b = i / 400, h = i / 200 % 2, j = i / 10 % 20, d = i % 10;
         test_set(&spread.k.array, b, h, 19 - j, d, test_get(&p.k.array, b, h, j, d));
         test_set(&spread.v.array, b, h, 19 - j, d, test_get(&p.v.array, b, h, j, d));

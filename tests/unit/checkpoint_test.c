@@ -143,9 +143,9 @@ static void checkpoint__heads_that_do_not_divide_are_refused(void **state) {
     int32_t header[7];
     memcpy(header, good_header, sizeof header);
     header[3] = 3;
-    assert_non_null(strstr(refusal(header, SHARED), "n_heads 3"));
+    assert_non_null(strstr(refusal(header, SHARED), "2 * n_heads = 6"));
     header[3] = DIM; /* a head of one element has no pair to turn */
-    assert_non_null(strstr(refusal(header, SHARED), "even"));
+    assert_non_null(strstr(refusal(header, SHARED), "2 * n_heads = 16"));
     header[3] = HEADS;
     header[4] = 3;
     assert_non_null(strstr(refusal(header, SHARED), "n_kv_heads is 3"));

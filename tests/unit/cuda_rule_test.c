@@ -54,7 +54,7 @@ static void cuda_rule__takes_cudnn_where_every_condition_holds(void **state) {
     (void)state;
     const kvc_cuda_report report = explain(good);
     assert_int_equal(report.kernel, KVC_CUDA_CUDNN);
-    assert_int_equal(report.count, 11);
+    assert_int_equal(report.count, 12);
     for (size_t i = 0; i < report.count; i++) assert_true(report.checks[i].ok);
     assert_contains(report.reason, "cudnn");
 }
@@ -101,6 +101,10 @@ static void cuda_rule__loses_cudnn_in_a_larger_buffer_of_the_pool(void **state) 
     assert_contains(find(&larger, "buffer")->remedy, "pool");
     shape.buffer_elements = exact - 1;
     assert_only("buffer", shape, KVC_CUDA_VECTOR);
+    shape.buffer_elements = exact;
+    shape.value_buffer_elements = exact + 1;
+    assert_only("value_buffer", shape, KVC_CUDA_VECTOR);
+    shape.value_buffer_elements = 0;
     shape.batch = 2;
     shape.buffer_elements = 2 * exact;
     assert_int_equal(explain(shape).kernel, KVC_CUDA_CUDNN);
@@ -223,6 +227,7 @@ static void cuda_rule__names_the_field_that_is_wrong(void **state) {
     REFUSED(capacity, -1, KVC_E_INVALID);
     REFUSED(length, 1025, KVC_E_INVALID);
     REFUSED(buffer_elements, -1, KVC_E_INVALID);
+    REFUSED(value_buffer_elements, -1, KVC_E_INVALID);
     REFUSED(alignment_bytes, -16, KVC_E_INVALID);
     REFUSED(compute_capability, -80, KVC_E_INVALID);
     REFUSED(kv_heads, INT64_MAX / 2, KVC_E_RANGE);

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "generate/tokenizer.h"
+#include "generate/decoder.h"
 #include "support/support.h"
 
 /* A vocabulary in memory: unknown, BOS, EOS, the bytes, then words with a score each. */
@@ -177,32 +177,56 @@ static void tokenizer__the_heap_merges_as_the_scan_does(void **state) {
     }
 }
 
-static void assert_decodes(const tokenizer *t, int32_t previous, int32_t id, const char *wanted) {
-    const span got = tokenizer_decode(t, previous, id);
-    assert_int_equal(got.length, strlen(wanted));
-    assert_memory_equal(got.bytes, wanted, got.length);
+/* Decodes tokens that end with a -1, after `previous`. */
+static void assert_decodes(const tokenizer *t, int32_t previous, const int32_t *ids,
+                           const char *wanted) {
+    char text[64];
+    size_t length = 0;
+    decoder d = {.tokens = t, .previous = previous};
+    for (; *ids >= 0; ids++) {
+        const span added = decoder_next(&d, *ids);
+        assert_true(added.length < sizeof text - length);
+        memcpy(text + length, added.bytes, added.length);
+        length += added.length;
+    }
+    text[length] = '\0';
+    assert_string_equal(text, wanted);
 }
+
+#define DECODES(wanted, previous, ...)                                                             \
+    assert_decodes(t, previous, (const int32_t[]){__VA_ARGS__, -1}, wanted)
 
 static void tokenizer__decoding_drops_the_space_after_bos_only(void **state) {
     const tokenizer *t = *state;
-    assert_decodes(t, TOKEN_BOS, id_of(" abc"), "abc");
-    assert_decodes(t, id_of("a"), id_of(" abc"), " abc");
-    assert_decodes(t, TOKEN_BOS, id_of(" "), "");
-    assert_decodes(t, TOKEN_BOS, id_of("abc"), "abc");
+    DECODES("abc", TOKEN_BOS, id_of(" abc"));
+    DECODES(" abc", id_of("a"), id_of(" abc"));
+    DECODES("abc abc", TOKEN_BOS, id_of("abc"), id_of(" abc"));
+    DECODES(" abc", TOKEN_BOS, id_of(" "), id_of(" abc"));
+    DECODES("abc", TOKEN_BOS, id_of("abc"));
 }
 
 static void tokenizer__byte_tokens_decode_to_bytes_but_for_controls(void **state) {
     const tokenizer *t = *state;
-    assert_decodes(t, 5, FIRST_BYTE + 'z', "z");
-    assert_decodes(t, 5, FIRST_BYTE + 0xc3, "\xc3");
-    assert_decodes(t, 5, FIRST_BYTE + '\n', "\n");
-    assert_decodes(t, 5, FIRST_BYTE + '\t', "\t");
-    assert_decodes(t, 5, FIRST_BYTE + 0, "");
-    assert_decodes(t, 5, FIRST_BYTE + 0x1b, "");
-    assert_decodes(t, 5, FIRST_BYTE + 0x7f, "");
+    DECODES("z\n\tz", 5, FIRST_BYTE + 'z', FIRST_BYTE + '\n', FIRST_BYTE + '\t', FIRST_BYTE + 'z');
+    DECODES("", 5, FIRST_BYTE + 0, FIRST_BYTE + 0x1b, FIRST_BYTE + 0x7f);
     /* The first of equal pieces is the byte. */
-    assert_decodes(t, 5, FIRST_BYTE + 'A', "A");
-    assert_decodes(t, 5, id_of("<0x41>"), "<0x41>");
+    DECODES("A<0x41>", 5, FIRST_BYTE + 'A', id_of("<0x41>"));
+}
+
+static void tokenizer__bytes_decode_to_characters_or_to_nothing(void **state) {
+    const tokenizer *t = *state;
+    enum { X = FIRST_BYTE };
+    DECODES("\xc2\x80", 5, X + 0xc2, X + 0x80);
+    DECODES("\xe2\x82\xac", 5, X + 0xe2, X + 0x82, X + 0xac);
+    DECODES("\xf4\x8f\xbf\xbf", 5, X + 0xf4, X + 0x8f, X + 0xbf, X + 0xbf);
+    DECODES("az", 5, id_of("a"), X + 0x80, X + 'z');                  /* continues nothing */
+    DECODES("az", 5, id_of("a"), X + 0xe2, X + 0x82, X + 'z');        /* ends early */
+    DECODES("abc", 5, X + 0xc3, id_of("abc"), X + 0xa9);              /* a piece between */
+    DECODES("\xc3\xa9", 5, X + 0xc3, X + 0xc3, X + 0xa9, X + 0xa9);   /* begins twice */
+    DECODES("", 5, X + 0xc0, X + 0x80, X + 0xc1, X + 0xbf, X + 0xff); /* never in UTF-8 */
+    DECODES("", 5, X + 0xe0, X + 0x9f, X + 0xbf);                     /* longer than need be */
+    DECODES("", 5, X + 0xed, X + 0xa0, X + 0x80);                     /* a surrogate */
+    DECODES("", 5, X + 0xf4, X + 0x90, X + 0x80, X + 0x80);           /* beyond the last */
 }
 
 /* Returns the sentence of a refusal. The memory ends where the file does. */
@@ -314,8 +338,9 @@ static void tokenizer__known_texts_have_their_known_tokens(void **state) {
     assert_true(tokenizer_init(&t, test_shared_path("models/stories260K/tok512.bin"), 512, &error));
     char text[512];
     size_t length = 0;
+    decoder d = {.tokens = &t, .previous = TOKEN_BOS};
     for (int64_t i = 0; i < count; i++) {
-        const span piece = tokenizer_decode(&t, i ? ids[i - 1] : TOKEN_BOS, ids[i]);
+        const span piece = decoder_next(&d, ids[i]);
         memcpy(text + length, piece.bytes, piece.length);
         length += piece.length;
     }
@@ -338,6 +363,8 @@ int main(void) {
                                         teardown),
         cmocka_unit_test_setup_teardown(tokenizer__byte_tokens_decode_to_bytes_but_for_controls,
                                         setup, teardown),
+        cmocka_unit_test_setup_teardown(tokenizer__bytes_decode_to_characters_or_to_nothing, setup,
+                                        teardown),
         cmocka_unit_test(tokenizer__a_file_for_another_model_is_refused),
         cmocka_unit_test(tokenizer__every_truncation_is_refused),
         cmocka_unit_test(tokenizer__absurd_lengths_and_scores_are_refused),

@@ -1,0 +1,105 @@
+"""`kvcache bench attend` and `kvcache bench pool`.
+
+    bench_test.py PROGRAM
+"""
+
+import unittest
+
+from program import ProgramTest
+
+TINY = ["--rotate", "1", "--heads", "4/2", "--dim", "16", "--contexts", "64,100"]
+KEYS = {"dtype", "q_heads", "kv_heads", "head_dim", "context", "threads", "p50_us", "gbps",
+        "floor_gbps", "ratio", "path"}
+
+
+class Attend(ProgramTest):
+    def test_json_has_a_row_for_each_context(self):
+        result = self.parsed("bench", "attend", *TINY)
+        self.assertEqual(result["bench"], "attend")
+        self.assertIn("cpu", result["machine"])
+        self.assertEqual([r["context"] for r in result["rows"]], [64, 100])
+        for row in result["rows"]:
+            self.assertLessEqual(KEYS, row.keys())
+            self.assertEqual((row["dtype"], row["q_heads"], row["kv_heads"], row["head_dim"],
+                              row["threads"]), ("bf16", 4, 2, 16, 1))
+            self.assertEqual(row["bytes"], 2 * 2 * 16 * 2 * row["context"])
+            self.assertGreaterEqual(row["bytes"] * row["layers"], 1 << 20)
+            self.assertAlmostEqual(row["gbps"], row["bytes"] / row["p50_us"] / 1e3,
+                                   delta=row["gbps"] / 100)
+            self.assertAlmostEqual(row["ratio"], row["floor_gbps"] / row["gbps"],
+                                   delta=row["ratio"] / 100)
+            self.assertIn(row["path"], ["reference", "fused"])
+
+    def test_the_table_tells_path_and_floor(self):
+        text = self.printed("bench", "attend", *TINY, "--dtype", "f32")
+        self.assertTrue(text.startswith("Attention of one query position: 4 query heads, 2 kv "
+                                        "heads, dimension 16, f32, 1 thread\n"))
+        self.assertRegex(text, r"(?m)^ +64 +16 KiB +64( +[\d.]+){6}  \w+$")
+        self.assertIn("over 1 MiB at least", text)
+
+    def test_too_many_layers_are_told(self):
+        text = self.printed("bench", "attend", *TINY[2:-2], "--contexts", "1", "--rotate", "16")
+        self.assertIn("context 1: 4096 layers are the most, and hold", text)
+
+    def test_the_trace_has_kernels(self):
+        path = self.folder / "trace.json"
+        text = self.printed("bench", "attend", *TINY, "--trace", path)
+        spans, tracks = self.read_trace(path)
+        self.assertEqual(set(tracks.values()), {"between steps", "attend 64", "attend 100"})
+        self.assertTrue(any(s["cat"] == "kernel" for s in spans))
+        self.assertRegex(text, r"(?m)^attend 64: \d+ % of the step")
+
+    def test_bad_values_are_refused(self):
+        for given in ["32", "32/", "/8", "32/5", "0/0", "8/-1", "a/b", "32/8/2", "65537/1", ""]:
+            self.assert_refused(2, "bench attend", [f"--heads={given}"], "--heads",
+                                f"'{given}' given", "32/8")
+        for option, given in [("--dim", "0"), ("--dim", "8193"), ("--contexts", "0"),
+                              ("--contexts", "16777217"), ("--rotate", "0"), ("--dtype", "u8")]:
+            self.assert_refused(2, "bench attend", [option, given], f"{option}: '{given}' given")
+
+    def test_more_than_the_memory_is_refused(self):
+        self.assert_refused(1, "bench attend", ["--heads", "65536/65536", "--dim", "8192",
+                                                "--contexts", "16777216"],
+                            "context 16777216 needs", "reduce --contexts, --heads or --dim")
+
+    def test_a_file_that_cannot_be_written_is_refused(self):
+        self.assert_refused(1, "bench attend", ["--trace", self.folder / "none" / "file"],
+                            "--trace", "No such file or directory")
+
+
+class Pool(ProgramTest):
+    def test_json_has_a_row_for_each_size(self):
+        result = self.parsed("bench", "pool", "--sizes", "4096,100000", "--buffers", "5")
+        self.assertEqual((result["bench"], result["buffers"]), ("pool", 5))
+        self.assertEqual([r["size_bytes"] for r in result["rows"]], [4096, 100000])
+        for row in result["rows"]:
+            for key in ("hit_ns", "hit_p99_ns", "hit_max_ns", "miss_ns", "miss_p99_ns",
+                        "miss_max_ns", "driver_ns", "mmap_ns", "malloc_free_ns"):
+                self.assertGreater(row[key], 0, key)
+            self.assertAlmostEqual(row["hit_to_malloc"], row["hit_ns"] / row["malloc_free_ns"],
+                                   delta=row["hit_to_malloc"] / 100)
+
+    def test_the_table_has_a_row_for_each_size(self):
+        text = self.printed("bench", "pool", "--sizes", "4096,65536", "--buffers", "0")
+        self.assertRegex(text, r"(?m)^ +4 KiB .* [\d.]+$")
+        self.assertRegex(text, r"(?m)^ +64 KiB .* [\d.]+$")
+
+    def test_the_trace_tells_hits_from_misses(self):
+        path = self.folder / "trace.json"
+        self.printed("bench", "pool", "--sizes", "200000", "--trace", path)
+        spans, tracks = self.read_trace(path)
+        number = {name: tid for tid, name in tracks.items()}
+        kinds = {(s["tid"], s["cat"]) for s in spans}
+        self.assertIn((number["miss 195 KiB"], "allocate"), kinds)
+        self.assertNotIn((number["hit 195 KiB"], "allocate"), kinds)
+
+    def test_bad_values_are_refused(self):
+        for option, given in [("--sizes", "0"), ("--sizes", "4096,4096"), ("--sizes", "1e6"),
+                              ("--sizes", "99999999999999"), ("--buffers", "-1"),
+                              ("--buffers", "1025")]:
+            self.assert_refused(2, "bench pool", [option, given], f"{option}: '{given}' given")
+        self.assert_refused(1, "bench pool", ["--sizes", 1 << 40], "needs", "reduce --sizes")
+
+
+if __name__ == "__main__":
+    unittest.main()
