@@ -29,10 +29,11 @@ typedef struct kvc_strided {
 /** A table of calls; see struct kvc_device. */
 typedef struct kvc_device kvc_device;
 
-/** The calls of a device. Sizes are bytes and never 0. Calls are made from any thread. */
+/** The calls of a device. Sizes are bytes and never 0. Calls are made from any thread, and take
+ * effect in the order in which they are made: memory given back may be reused at once. */
 struct kvc_device {
     size_t struct_size;  /**< sizeof(kvc_device) where the table was filled: the ABI's tag */
-    const char *name;    /**< "cpu"; static storage */
+    const char *name;    /**< "cpu", never NULL; static storage */
     void *context;       /**< handed to every call */
     size_t page_bytes;   /**< the unit of the pool's reuse rule and of commit */
     size_t memory_bytes; /**< what the device has in all; 0: not known */

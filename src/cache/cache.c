@@ -120,9 +120,11 @@ kvc_status kvc_cache_new(kvc_cache **out, kvc_pool *pool, const kvc_cache_desc *
 
 void kvc_cache_free(kvc_cache *cache) {
     if (!cache) return;
-    for (int64_t i = 0; cache->layers && i < cache->desc.layers; i++) {
-        kvc_buffer_release(cache->layers[i].k.buffer);
+    /* Last first: the pool lends the newest first, and so the next cache's layers find their own.
+     */
+    for (int64_t i = cache->layers ? cache->desc.layers : 0; i-- > 0;) {
         kvc_buffer_release(cache->layers[i].v.buffer);
+        kvc_buffer_release(cache->layers[i].k.buffer);
     }
     kvc__free(cache->layers, (size_t)cache->desc.layers, sizeof *cache->layers);
     kvc__free(cache->specs, (size_t)cache->desc.layers, sizeof *cache->specs);

@@ -207,6 +207,6 @@ void kvc__convert_fill(void *dst, kvc_dtype dtype, int64_t count, double value) 
     const row r = {.n = count, .dst_stride = 1};
     uint32_t one = 0; /* the element's bytes, from the first on */
     store(&one, dtype, value);
-    if (bytes == 1) memset(dst, (int)(one & 0xffu), (size_t)count);
+    if (one == 0 || bytes == 1) memset(dst, (int)(one & 0xffu), (size_t)count * bytes);
     else same_row_of(&r, bytes)(dst, &one, &r);
 }

@@ -35,35 +35,35 @@ static volatile uint64_t calls, allocations;
 static volatile int64_t first_call = -1;
 
 #if defined(__GLIBC__) && !defined(SANITIZED)
-/* NOLINTBEGIN(bugprone-reserved-identifier): glibc's own, under the names it gives them. */
-void *__libc_malloc(size_t bytes);
-void *__libc_calloc(size_t count, size_t bytes);
-void *__libc_realloc(void *memory, size_t bytes);
-void *__libc_memalign(size_t alignment, size_t bytes);
+/* NOLINTBEGIN(bugprone-reserved-identifier): glibc's names for its own */
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t nmemb, size_t size);
+void *__libc_realloc(void *ptr, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
 /* NOLINTEND(bugprone-reserved-identifier) */
 
 static void count_allocation(void) {
     if (counting) allocations++;
 }
 
-void *malloc(size_t bytes) {
+void *malloc(size_t size) {
     count_allocation();
-    return __libc_malloc(bytes);
+    return __libc_malloc(size);
 }
 
-void *calloc(size_t count, size_t bytes) {
+void *calloc(size_t nmemb, size_t size) {
     count_allocation();
-    return __libc_calloc(count, bytes);
+    return __libc_calloc(nmemb, size);
 }
 
-void *realloc(void *memory, size_t bytes) {
+void *realloc(void *ptr, size_t size) {
     count_allocation();
-    return __libc_realloc(memory, bytes);
+    return __libc_realloc(ptr, size);
 }
 
-void *aligned_alloc(size_t alignment, size_t bytes) {
+void *aligned_alloc(size_t alignment, size_t size) {
     count_allocation();
-    return __libc_memalign(alignment, bytes);
+    return __libc_memalign(alignment, size);
 }
 #endif
 

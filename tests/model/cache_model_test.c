@@ -4,10 +4,10 @@
 
 #include <kvcache/cache.h>
 
-#include "support/faulty_device.h"
-#include "support/faulty_heap.h"
+#include "support/fault.h"
 #include "support/naive_cache.h"
 #include "support/support.h"
+#include "support/test_device.h"
 
 enum { POLICIES = 3, MAX_LAYERS = 4, VIEWS = 6 };
 
@@ -22,8 +22,7 @@ typedef struct kept_view {
 
 typedef struct model {
     uint64_t random;
-    faulty_heap heap;
-    faulty_device devices[POLICIES];
+    test_device devices[POLICIES];
     kvc_pool *pools[POLICIES];
     kvc_cache *caches[POLICIES];
     naive_cache naive;
@@ -59,18 +58,18 @@ static void random_desc(model *m) {
                                        between(m, 0, widest), dtypes[between(m, 0, 2)]};
 }
 
-/* Lets a call on one cache fail at a random point of its own, or not at all. */
-static void fail_somewhere(model *m, int p) {
+/* Lets the next call fail at a random point, an allocation or a call of the device; or not at all.
+ */
+static void fail_somewhere(model *m) {
     if (!one_in(m, 6)) return;
-    if (one_in(m, 3)) faulty_heap_fail_after(&m->heap, (uint64_t)between(m, 0, 3));
-    else faulty_device_fail_after(&m->devices[p], (uint64_t)between(m, 0, 6));
+    test_fault_arm((size_t)between(m, 1, 8), one_in(m, 4) ? TEST_FAULT_ONCE : TEST_FAULT_FOREVER);
 }
 
-/* Ends the fault; tells whether it struck. */
-static bool struck(model *m, int p, kvc_status status) {
-    faulty_heap_fail_after(&m->heap, UINT64_MAX);
-    faulty_device_fail_after(&m->devices[p], UINT64_MAX);
+/* Ends the fault; tells whether the call failed of it. The pool bears some. */
+static bool struck(model *m, kvc_status status) {
+    const bool failed = test_fault_disarm();
     if (status == KVC_OK) return false;
+    assert_true(failed);
     assert_true(status == KVC_E_NOMEM || status == KVC_E_UNSUPPORTED); /* memory, or a copy */
     m->failures++;
     return true;
@@ -81,10 +80,10 @@ static void new_caches(model *m) {
         kvc_status status;
         m->desc.growth = (kvc_growth)p;
         do {
-            fail_somewhere(m, p);
+            fail_somewhere(m);
             status = kvc_cache_new(&m->caches[p], m->pools[p], &m->desc);
             if (status != KVC_OK) assert_null(m->caches[p]);
-        } while (struck(m, p, status));
+        } while (struck(m, status));
     }
     naive_cache_init(&m->naive, m->caches[0]);
 }
@@ -127,14 +126,14 @@ static void append(model *m, int64_t layer) {
     FOR_EACH_POLICY {
         kvc_status status;
         do {
-            fail_somewhere(m, p);
+            fail_somewhere(m);
             status = kvc_cache_append(m->caches[p], layer, &s.k.array, &s.v.array);
             if (after > m->desc.max_positions) {
                 assert_int_equal(status, KVC_E_RANGE);
                 status = KVC_OK;
             }
             if (status != KVC_OK) assert_cache_equal(&m->naive, m->caches[p]);
-        } while (struck(m, p, status));
+        } while (struck(m, status));
     }
     if (after <= m->desc.max_positions)
         naive_cache_append(&m->naive, layer, &s.k.array, &s.v.array);
@@ -146,10 +145,10 @@ static void prepare_and_write(model *m, int p, int64_t layer, const sources *s, 
     kvc_array k, v;
     kvc_status status;
     do {
-        fail_somewhere(m, p);
+        fail_somewhere(m);
         status = kvc_cache_prepare(m->caches[p], layer, n, &k, &v);
         assert_cache_equal(&m->naive, m->caches[p]);
-    } while (struck(m, p, status));
+    } while (struck(m, status));
     write_rows(&k, &s->k.array);
     write_rows(&v, &s->v.array);
     kvc_array_release(&k);
@@ -247,10 +246,11 @@ static void step(model *m) {
 static void run(model *m, uint64_t seed) {
     *m = (model){.random = seed};
     for (int i = 0; i < VIEWS; i++) m->views[i].layer = -1;
-    faulty_heap_install(&m->heap);
+    const size_t held = test_allocator_held();
+    test_allocator_use(true);
     FOR_EACH_POLICY {
-        faulty_device_init(&m->devices[p]);
-        assert_ok(kvc_pool_new(&m->pools[p], &m->devices[p].device));
+        test_device_init(&m->devices[p]);
+        assert_ok(kvc_pool_new(&m->pools[p], &m->devices[p].table));
     }
     random_desc(m);
     new_caches(m);
@@ -259,9 +259,10 @@ static void run(model *m, uint64_t seed) {
     for (int i = 0; i < VIEWS; i++) drop_view(&m->views[i]);
     FOR_EACH_POLICY {
         kvc_pool_free(m->pools[p]);
-        assert_int_equal(m->devices[p].held_bytes, 0);
+        test_device_deinit(&m->devices[p]);
     }
-    faulty_heap_uninstall(&m->heap);
+    test_allocator_use(false);
+    assert_int_equal(test_allocator_held(), held);
 }
 
 static double seconds_now(void) {

@@ -126,9 +126,16 @@ static kvc_status work(test_device *d, test_call call) {
 
 static kvc_status copy(void *context, const kvc_strided *dst, const kvc_strided *src, int ndim,
                        const int64_t *shape) {
+    test_device *d = context;
     const kvc_device *cpu = kvc_device_cpu();
-    const kvc_status status = work(context, TEST_COPY);
-    return status == KVC_OK ? cpu->copy(cpu->context, dst, src, ndim, shape) : status;
+    const kvc_status status = work(d, TEST_COPY);
+    if (status != KVC_OK) return status;
+    size_t bytes = kvc_dtype_size_bytes(dst->dtype);
+    for (int i = 0; i < ndim; i++) bytes *= (size_t)shape[i];
+    (void)pthread_mutex_lock(&d->lock);
+    d->copied_bytes += bytes;
+    (void)pthread_mutex_unlock(&d->lock);
+    return cpu->copy(cpu->context, dst, src, ndim, shape);
 }
 
 static kvc_status fill(void *context, void *dst, kvc_dtype dtype, int64_t count, double value) {

@@ -47,6 +47,7 @@ typedef struct test_device {
     size_t largest_asked;     /**< bytes of the largest allocate or reserve, failed ones too */
     size_t held_bytes;        /**< by allocate */
     size_t committed_bytes;   /**< by commit, calls that failed left out */
+    size_t copied_bytes;      /**< written by copy, in the destination's dtype */
     size_t calls[TEST_CALLS]; /**< made so far, failed ones too */
     size_t fail_from[TEST_CALLS], fail_until[TEST_CALLS]; /**< see test_device_fail */
     const char *misuse;    /**< the first call that broke the contract; NULL: none */

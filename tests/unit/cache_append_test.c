@@ -5,26 +5,26 @@
 #include <kvcache/cache.h>
 
 #include "base/half.h"
-#include "support/faulty_device.h"
 #include "support/naive_cache.h"
 #include "support/support.h"
+#include "support/test_device.h"
 
 enum { BATCH = 2, HEADS = 3, KEY_DIM = 16, VALUE_DIM = 5 };
 
-static faulty_device device;
+static test_device device;
 static kvc_pool *pool;
 
 static int open_pool(void **state) {
     (void)state;
-    faulty_device_init(&device);
-    assert_ok(kvc_pool_new(&pool, &device.device));
+    test_device_init(&device);
+    assert_ok(kvc_pool_new(&pool, &device.table));
     return 0;
 }
 
 static int close_pool(void **state) {
     (void)state;
     kvc_pool_free(pool);
-    assert_int_equal(device.held_bytes, 0);
+    test_device_deinit(&device);
     return 0;
 }
 
@@ -66,7 +66,7 @@ static void assert_append_refused(kvc_growth growth, const kvc_array *k, const k
     const int64_t capacity = kvc_cache_capacity(cache, 1);
     kvc_cache_stats before = {.struct_size = sizeof before}, after = before;
     assert_ok(kvc_cache_stats_get(cache, &before));
-    const uint64_t copied = device.copied_bytes, calls = faulty_device_memory_calls(&device);
+    const uint64_t copied = device.copied_bytes, calls = test_device_driver_calls(&device);
 
     assert_fails(kvc_cache_append(cache, 1, k, v), status);
     for (int i = 0; i < 3; i++)
@@ -77,7 +77,7 @@ static void assert_append_refused(kvc_growth growth, const kvc_array *k, const k
     assert_memory_equal(&after, &before, sizeof before);
     assert_int_equal(kvc_cache_capacity(cache, 1), capacity);
     assert_int_equal(device.copied_bytes, copied);
-    assert_int_equal(faulty_device_memory_calls(&device), calls);
+    assert_int_equal(test_device_driver_calls(&device), calls);
     assert_cache_equal(&naive, cache);
     naive_cache_deinit(&naive);
     kvc_cache_free(cache);
@@ -148,7 +148,7 @@ static void append__arrays_of_another_device_are_refused(void **state) {
     const kvc_array v = zeros_of(KVC_F32, 4, 2, 3, 1, 5);
     assert_ok(kvc_pool_new(&others, kvc_device_cpu()));
     assert_ok(kvc_array_zeros(&k, others, KVC_F32, 4, (const int64_t[4]){2, 3, 1, 16}));
-    assert_refused(&k, &v, KVC_E_SHAPE, "k: ", "'cpu'", "'faulty'");
+    assert_refused(&k, &v, KVC_E_SHAPE, "k: ", "'cpu'", "'test'");
     kvc_array_release(&k);
     kvc_pool_free(others);
 }
@@ -189,10 +189,10 @@ static void append__of_no_positions_changes_nothing(void **state) {
     for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_EXACT; growth++) {
         kvc_cache *cache = new_cache(growth, KVC_BF16);
         const kvc_array k = zeros_of(KVC_F32, 4, 2, 3, 0, 16), v = zeros_of(KVC_F32, 4, 2, 3, 0, 5);
-        const uint64_t calls = faulty_device_memory_calls(&device);
+        const uint64_t calls = test_device_driver_calls(&device);
         assert_ok(kvc_cache_append(cache, 0, &k, &v));
         assert_int_equal(kvc_cache_length(cache, 0), 0);
-        assert_int_equal(faulty_device_memory_calls(&device), calls);
+        assert_int_equal(test_device_driver_calls(&device), calls);
         assert_ok(kvc_cache_check(cache));
         kvc_cache_free(cache);
     }

@@ -4,8 +4,8 @@
 
 #include <kvcache/cache.h>
 
-#include "support/faulty_device.h"
 #include "support/support.h"
+#include "support/test_device.h"
 
 static kvc_pool *pool;
 
@@ -214,28 +214,28 @@ static void cache_desc__reserve_on_a_device_that_cannot_is_unsupported(void **st
 static void cache_desc__a_new_cache_holds_no_memory(void **state) {
     (void)state;
     for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_EXACT; growth++) {
-        faulty_device device;
+        test_device device;
         kvc_pool *fresh;
         kvc_cache *cache;
         kvc_cache_desc desc = good_desc();
         desc.growth = growth;
-        faulty_device_init(&device);
-        assert_ok(kvc_pool_new(&fresh, &device.device));
+        test_device_init(&device);
+        assert_ok(kvc_pool_new(&fresh, &device.table));
         assert_ok(kvc_cache_new(&cache, fresh, &desc));
         kvc_cache_nbytes nbytes = {.struct_size = sizeof nbytes};
         assert_ok(kvc_cache_nbytes_get(cache, &nbytes));
         assert_int_equal(nbytes.used, 0);
         assert_int_equal(nbytes.resident, 0);
         /* 3 layers of 2 heads × 112 positions (100 in whole chunks of 16) × 8 and 4 floats. */
-        const size_t page = device.device.page_bytes;
+        const size_t page = device.table.page_bytes;
         const size_t pages = (7168 + page - 1) / page + (3584 + page - 1) / page;
         assert_int_equal(nbytes.reserved, growth == KVC_GROW_RESERVE ? 3 * pages * page : 0);
         assert_int_equal(kvc_cache_capacity(cache, 0), growth == KVC_GROW_RESERVE ? 112 : 0);
-        assert_int_equal(device.calls[FAULTY_ALLOCATE] + device.calls[FAULTY_COMMIT], 0);
+        assert_int_equal(device.calls[TEST_ALLOCATE] + device.calls[TEST_COMMIT], 0);
         assert_ok(kvc_cache_check(cache));
         kvc_cache_free(cache);
         kvc_pool_free(fresh);
-        assert_int_equal(device.held_bytes, 0);
+        test_device_deinit(&device);
     }
 }
 

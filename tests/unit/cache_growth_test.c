@@ -3,15 +3,16 @@
 
 #include <kvcache/cache.h>
 
-#include "support/faulty_device.h"
 #include "support/naive_cache.h"
 #include "support/support.h"
+#include "support/test_device.h"
 
-enum { HEADS = 2, KEY_DIM = 8, VALUE_DIM = 6, ROW_BYTES = HEADS * (KEY_DIM + VALUE_DIM) * 2 };
+enum { HEADS = 2, KEY_DIM = 8, VALUE_DIM = 6 };
+static const uint64_t row_bytes = (uint64_t)HEADS * (KEY_DIM + VALUE_DIM) * 2; /* keys and values */
 
 /* A pool, a cache of it and what the cache should hold. */
 typedef struct fixture {
-    faulty_device device;
+    test_device device;
     kvc_pool *pool;
     kvc_cache *cache;
     naive_cache naive;
@@ -39,15 +40,15 @@ static void free_cache(fixture *f) {
 
 static void open_all(fixture *f, kvc_growth growth, int64_t chunk, int64_t max_positions) {
     *f = (fixture){.random = 5};
-    faulty_device_init(&f->device);
-    assert_ok(kvc_pool_new(&f->pool, &f->device.device));
+    test_device_init(&f->device);
+    assert_ok(kvc_pool_new(&f->pool, &f->device.table));
     new_cache(f, growth, chunk, max_positions);
 }
 
 static void close_all(fixture *f) {
     free_cache(f);
     kvc_pool_free(f->pool);
-    assert_int_equal(f->device.held_bytes, 0);
+    test_device_deinit(&f->device);
 }
 
 static void append(fixture *f, int64_t n) {
@@ -111,8 +112,8 @@ static void reserve__capacity_is_whole_chunks_of_the_maximum_from_the_start(void
     assert_int_equal(kvc_cache_capacity(f.cache, 0), 1024);
     append(&f, 600);
     assert_int_equal(kvc_cache_capacity(f.cache, 0), 1024);
-    assert_int_equal(nbytes_of(&f).used, 600 * ROW_BYTES);
-    assert_true(nbytes_of(&f).reserved >= 1024 * ROW_BYTES);
+    assert_int_equal(nbytes_of(&f).used, 600 * row_bytes);
+    assert_true(nbytes_of(&f).reserved >= 1024 * row_bytes);
     close_all(&f);
 }
 
@@ -138,13 +139,13 @@ static void reserve__copies_what_is_appended_and_nothing_else(void **state) {
     for (int i = 0; i < 1300; i++) append(&f, 1);
     const kvc_cache_stats stats = stats_of(&f);
     assert_int_equal(stats.appends, 1301);
-    assert_int_equal(stats.appended_bytes, 6000 * ROW_BYTES);
+    assert_int_equal(stats.appended_bytes, 6000 * row_bytes);
     assert_int_equal(stats.copied_bytes, stats.appended_bytes);
     assert_int_equal(stats.grown_bytes, 0);
     assert_int_equal(f.device.copied_bytes, stats.appended_bytes);
     assert_true(stats.growths > 1);
-    assert_int_equal(f.device.calls[FAULTY_ALLOCATE], 0);
-    assert_int_equal(f.device.calls[FAULTY_RESERVE], 2);
+    assert_int_equal(f.device.calls[TEST_ALLOCATE], 0);
+    assert_int_equal(f.device.calls[TEST_RESERVE], 2);
     close_all(&f);
 }
 
@@ -156,8 +157,8 @@ static void chunk__copies_the_live_positions_once_a_chunk(void **state) {
     const kvc_cache_stats stats = stats_of(&f);
     assert_int_equal(stats.appends, 100);
     assert_int_equal(stats.growths, 7); /* 16, 32 … 112 */
-    assert_int_equal(stats.appended_bytes, 100 * ROW_BYTES);
-    assert_int_equal(stats.grown_bytes, (16 + 32 + 48 + 64 + 80 + 96) * ROW_BYTES);
+    assert_int_equal(stats.appended_bytes, 100 * row_bytes);
+    assert_int_equal(stats.grown_bytes, (16 + 32 + 48 + 64 + 80 + 96) * row_bytes);
     assert_int_equal(stats.copied_bytes, stats.appended_bytes + stats.grown_bytes);
     assert_int_equal(f.device.copied_bytes, stats.copied_bytes);
     close_all(&f);
@@ -170,8 +171,8 @@ static void exact__copies_the_live_positions_on_every_append(void **state) {
     for (int i = 0; i < 100; i++) append(&f, 1);
     const kvc_cache_stats stats = stats_of(&f);
     assert_int_equal(stats.growths, 100);
-    assert_int_equal(stats.appended_bytes, 100 * ROW_BYTES);
-    assert_int_equal(stats.grown_bytes, 100 * 99 / 2 * ROW_BYTES);
+    assert_int_equal(stats.appended_bytes, 100 * row_bytes);
+    assert_int_equal(stats.grown_bytes, 100 * 99 / 2 * row_bytes);
     assert_int_equal(stats.copied_bytes, stats.appended_bytes + stats.grown_bytes);
     assert_int_equal(f.device.copied_bytes, stats.copied_bytes);
     close_all(&f);
@@ -203,8 +204,7 @@ static void view__copies_nothing_and_lies_in_the_caches_memory(void **state) {
         open_all(&f, growth, 16, 100);
         append(&f, 20);
         assert_ok(kvc_cache_prepare(f.cache, 0, 3, &k_room, &v_room)); /* EXACT moves here */
-        const uint64_t copied = f.device.copied_bytes,
-                       calls = faulty_device_memory_calls(&f.device);
+        const uint64_t copied = f.device.copied_bytes, calls = test_device_driver_calls(&f.device);
         assert_ok(kvc_cache_view(f.cache, 0, &k, &v));
         const int64_t capacity = kvc_cache_capacity(f.cache, 0);
         const int64_t k_strides[4] = {HEADS * capacity * KEY_DIM, capacity * KEY_DIM, KEY_DIM, 1};
@@ -215,10 +215,10 @@ static void view__copies_nothing_and_lies_in_the_caches_memory(void **state) {
         assert_int_equal(k.shape[2], 20);
         assert_ptr_equal(k.buffer, k_room.buffer);
         assert_ptr_equal(k.data, kvc_buffer_data(k.buffer));
-        assert_ptr_equal((uint16_t *)k.data + 20 * KEY_DIM, k_room.data);
-        assert_ptr_equal((uint16_t *)v.data + 20 * VALUE_DIM, v_room.data);
+        assert_ptr_equal((uint16_t *)k.data + 20 * k.strides[2], k_room.data);
+        assert_ptr_equal((uint16_t *)v.data + 20 * v.strides[2], v_room.data);
         assert_int_equal(f.device.copied_bytes, copied);
-        assert_int_equal(faulty_device_memory_calls(&f.device), calls);
+        assert_int_equal(test_device_driver_calls(&f.device), calls);
         kvc_array_release(&k);
         kvc_array_release(&v);
         kvc_array_release(&k_room);
@@ -276,7 +276,7 @@ static void view__stays_as_it_was_through_growth_free_and_reuse(void **state) {
             kvc_array_release(&v[i]);
             naive_layer_deinit(&seen[i]);
         }
-        assert_int_equal(f.device.held_bytes, 0);
+        test_device_deinit(&f.device);
     }
 }
 
@@ -289,7 +289,7 @@ static void cache__outlives_its_pools_owner(void **state) {
         kvc_pool_free(f.pool);
         for (int i = 0; i < 10; i++) append(&f, 11);
         free_cache(&f);
-        assert_int_equal(f.device.held_bytes, 0);
+        test_device_deinit(&f.device);
     }
 }
 
@@ -304,7 +304,7 @@ static void cache__memory_of_a_freed_one_serves_the_next(void **state) {
         free_cache(&f);
 
         const kvc_pool_stats before = pool_stats_of(&f);
-        const uint64_t calls = faulty_device_memory_calls(&f.device);
+        const uint64_t calls = test_device_driver_calls(&f.device);
         new_cache(&f, growth, 256, 4000);
         if (growth == KVC_GROW_RESERVE) /* its pages have stayed */
             assert_int_equal(nbytes_of(&f).resident, resident);
@@ -313,7 +313,7 @@ static void cache__memory_of_a_freed_one_serves_the_next(void **state) {
         assert_int_equal(after.driver_calls, before.driver_calls);
         assert_int_equal(after.misses, before.misses);
         assert_true(after.hits >= before.hits + 2);
-        assert_int_equal(faulty_device_memory_calls(&f.device), calls);
+        assert_int_equal(test_device_driver_calls(&f.device), calls);
         assert_int_equal(nbytes_of(&f).resident, resident);
         if (growth == KVC_GROW_RESERVE) assert_int_equal(stats_of(&f).growths, 0);
         close_all(&f);

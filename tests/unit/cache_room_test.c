@@ -3,14 +3,14 @@
 
 #include <kvcache/cache.h>
 
-#include "support/faulty_device.h"
 #include "support/naive_cache.h"
 #include "support/support.h"
+#include "support/test_device.h"
 
 enum { LAYERS = 3, HEADS = 2, KEY_DIM = 8, VALUE_DIM = 6, CHUNK = 4, MAX = 50 };
 
 typedef struct fixture {
-    faulty_device device;
+    test_device device;
     kvc_pool *pool;
     kvc_cache *cache;
     naive_cache naive;
@@ -27,8 +27,8 @@ static void open_all(fixture *f, kvc_growth growth) {
                                  .chunk = CHUNK,
                                  .max_positions = MAX};
     *f = (fixture){.random = 6};
-    faulty_device_init(&f->device);
-    assert_ok(kvc_pool_new(&f->pool, &f->device.device));
+    test_device_init(&f->device);
+    assert_ok(kvc_pool_new(&f->pool, &f->device.table));
     assert_ok(kvc_cache_new(&f->cache, f->pool, &desc));
     naive_cache_init(&f->naive, f->cache);
 }
@@ -38,7 +38,7 @@ static void close_all(fixture *f) {
     naive_cache_deinit(&f->naive);
     kvc_cache_free(f->cache);
     kvc_pool_free(f->pool);
-    assert_int_equal(f->device.held_bytes, 0);
+    test_device_deinit(&f->device);
 }
 
 #define FOR_EACH_GROWTH                                                                            \
@@ -231,13 +231,13 @@ static void prepare__of_nothing_lends_nothing_and_takes_no_memory(void **state) 
         kvc_array k, v;
         open_all(&f, growth);
         for (int i = 0; i < 2; i++) {
-            const uint64_t calls = faulty_device_memory_calls(&f.device);
+            const uint64_t calls = test_device_driver_calls(&f.device);
             const int64_t capacity = kvc_cache_capacity(f.cache, 0);
             assert_ok(kvc_cache_prepare(f.cache, 0, 0, &k, &v));
             assert_int_equal(kvc_array_size(&k) + kvc_array_size(&v), 0);
             kvc_array_release(&k);
             kvc_array_release(&v);
-            assert_int_equal(faulty_device_memory_calls(&f.device), calls);
+            assert_int_equal(test_device_driver_calls(&f.device), calls);
             assert_int_equal(kvc_cache_capacity(f.cache, 0), capacity);
             assert_ok(kvc_cache_commit(f.cache, 0, 0));
             assert_cache_equal(&f.naive, f.cache);
@@ -311,7 +311,7 @@ static void trim__and_clear_keep_the_memory_for_what_comes_next(void **state) {
         open_all(&f, growth);
         for (int64_t i = 0; i < LAYERS; i++) append(&f, i, 40);
         const int64_t capacity = kvc_cache_capacity(f.cache, 0);
-        const uint64_t calls = faulty_device_memory_calls(&f.device);
+        const uint64_t calls = test_device_driver_calls(&f.device);
         kvc_cache_nbytes before = {.struct_size = sizeof before}, after = before;
         assert_ok(kvc_cache_nbytes_get(f.cache, &before));
         assert_ok(kvc_cache_trim(f.cache, 30));
@@ -323,7 +323,7 @@ static void trim__and_clear_keep_the_memory_for_what_comes_next(void **state) {
         assert_ok(kvc_cache_nbytes_get(f.cache, &after));
         assert_memory_equal(&after, &before, sizeof before);
         assert_int_equal(kvc_cache_capacity(f.cache, 0), capacity);
-        assert_int_equal(faulty_device_memory_calls(&f.device), calls);
+        assert_int_equal(test_device_driver_calls(&f.device), calls);
         close_all(&f);
     }
 }
