@@ -208,7 +208,7 @@ static bool decode(void *context) {
 static void attend_quietly(kvc_path path, kvc_growth growth, kvc_dtype dtype) {
     static float q[Q_HEADS * BLOCK * KEY_DIM], out[Q_HEADS * BLOCK * VALUE_DIM];
     attending a;
-    kvc_attention_desc desc;
+    kvc_attention_desc desc = {.struct_size = sizeof desc};
     open_pool(&a.f);
     new_cache(&a.f, growth, dtype);
     a.f.steps = 60;
