@@ -121,7 +121,9 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_commit(kvc_cache *cache, int64_t layer
 /** Lends the live keys and values of a layer. Copies nothing, ever.
  * @param k  receives [batch][kv_heads][length][key_dim], strides of the capacity; owns a reference
  * @param v  as k
- * @lifetime until released. Appends write behind the view; after a trim they may write into it. */
+ * @errors KVC_E_INVALID layer
+ * @lifetime until released. Appends write behind the view; after a trim or a clear they may write
+ *           into it. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view(const kvc_cache *cache, int64_t layer, kvc_array *k,
                                                kvc_array *v);
 

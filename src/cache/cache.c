@@ -55,7 +55,7 @@ static kvc_status complete(kvc_cache_desc *desc) {
     return KVC_OK;
 }
 
-/* phase: this side's place among all sides of the cache, in [0, 1) of a commit unit. */
+/* place: of this side among all of the cache. Its phase is that share of a commit unit. */
 static kvc_status init_side(kvc__side *side, const kvc_cache *cache, const kvc__layer *layer,
                             int64_t dim, int64_t place) {
     const size_t unit_bytes = kvc_buffer_commit_unit_bytes(cache->pool);

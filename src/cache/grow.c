@@ -6,7 +6,8 @@
  * live positions need fewer than x + ranges units, so floor(x + phase) + ranges are always enough,
  * 0 ≤ phase < 1, and grow by the same share with every position. The phase differs from side to
  * side: layers that append in lockstep do not all commit on the same step. So at most one unit a
- * range is resident ahead of use, and no step pays for many. */
+ * range and one a side are resident ahead of use (and one more a range where ranges do not start
+ * with a unit), and no step after the first pays for many. */
 #include "base/checked.h"
 #include "base/error.h"
 #include "cache/cache.h"
