@@ -22,11 +22,11 @@
 #endif
 #endif
 
-/* Where a trapped call's result goes. */
+/* Gives a trapped call its result. */
 #if defined(__x86_64__)
-#define RESULT_OF(context) ((context)->uc_mcontext.gregs[REG_RAX])
+#define SET_RESULT(context, value) ((context)->uc_mcontext.gregs[REG_RAX] = (value))
 #elif defined(__aarch64__)
-#define RESULT_OF(context) ((context)->uc_mcontext.regs[0])
+#define SET_RESULT(context, value) ((context)->uc_mcontext.regs[0] = (uint64_t)(int64_t)(value))
 #endif
 
 /* Only between the fork and the end of the work; the child has one thread. */
@@ -67,7 +67,7 @@ void *aligned_alloc(size_t alignment, size_t size) {
 }
 #endif
 
-#if defined(__GLIBC__) && !defined(SANITIZED) && defined(RESULT_OF)
+#if defined(__GLIBC__) && !defined(SANITIZED) && defined(SET_RESULT)
 
 /* How a child ends. */
 enum { RAN = 0, NO_FILTER = 9 };
@@ -78,7 +78,7 @@ static void on_trap(int number, siginfo_t *info, void *context) {
     if (first_call < 0) first_call = info->si_syscall;
     /* brk has no error numbers: it returns the end of the heap, here before any that was asked for.
      */
-    RESULT_OF((ucontext_t *)context) = info->si_syscall == SYS_brk ? 0 : -ENOSYS;
+    SET_RESULT((ucontext_t *)context, info->si_syscall == SYS_brk ? 0 : -ENOSYS);
 }
 
 /* Traps every call but those that the child ends with. */
