@@ -14,6 +14,7 @@
 #include <kvcache/cuda_rule.h>
 #include <kvcache/device.h>
 #include <kvcache/dtype.h>
+#include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
 #include <kvcache/status.h>
