@@ -2,9 +2,10 @@
  * Attention over keys and values where they lie: softmax(scale · q · kᵀ) · v.
  *
  * Plan, then run. The plan is made once per geometry; it validates, chooses a path and takes its
- * scratch. A run allocates nothing and makes no system call. One plan serves all layers of that
- * geometry, at every length. Every plan can explain itself, counts what it ran, and in strict mode
- * refuses a path that is slow.
+ * scratch. A run allocates nothing and makes no system call, but to wake sleeping threads where
+ * the plan's executor has several. One plan serves all layers of that geometry, at every length.
+ * Every plan can explain itself, counts what it ran, and in strict mode refuses a path that is
+ * slow.
  *
  * Causal masks are aligned to the last key: query i of n sees keys [0, length - n + i]. A query
  * that sees no key gives zeros.
@@ -22,6 +23,7 @@
 #include <kvcache/cache.h>
 #include <kvcache/cuda_rule.h>
 #include <kvcache/dtype.h>
+#include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/status.h>
 
@@ -29,23 +31,25 @@
 typedef enum kvc_path {
     KVC_PATH_AUTO = 0,      /**< in a description: the fastest that can */
     KVC_PATH_REFERENCE = 1, /**< readable, f64 accumulation, any strides: the truth, and slow */
-    KVC_PATH_FUSED = 2      /**< portable C: one pass over K and V for all heads of a group */
+    KVC_PATH_FUSED = 2 /**< one pass over K and V for all heads of a group, by the CPU's vectors */
 } kvc_path;
 
 /** What a plan is made for. Zero it, then fill it, or start from kvc_attention_desc_for. */
 typedef struct kvc_attention_desc {
-    size_t struct_size; /**< sizeof(kvc_attention_desc) */
-    int64_t batch;      /**< 0 means 1 */
-    int64_t q_heads;    /**< a multiple of kv_heads; q_heads / kv_heads is the group */
-    int64_t kv_heads;   /**< > 0 */
-    int64_t key_dim;    /**< > 0 */
-    int64_t value_dim;  /**< > 0; 0 means key_dim */
-    int64_t max_q_len;  /**< most query positions of one run; 0 means 1 */
-    kvc_dtype kv_dtype; /**< KVC_F32, KVC_F16 or KVC_BF16 */
-    float scale;        /**< 0 means 1 / sqrt(key_dim) */
-    bool not_causal;    /**< every query sees every key */
-    bool strict;        /**< refuse (KVC_E_SLOW) what would take a slow path */
-    kvc_path path;      /**< KVC_PATH_AUTO, or the one to take */
+    size_t struct_size;           /**< sizeof(kvc_attention_desc) */
+    int64_t batch;                /**< 0 means 1 */
+    int64_t q_heads;              /**< a multiple of kv_heads; q_heads / kv_heads is the group */
+    int64_t kv_heads;             /**< > 0 */
+    int64_t key_dim;              /**< > 0 */
+    int64_t value_dim;            /**< > 0; 0 means key_dim */
+    int64_t max_q_len;            /**< most query positions of one run; 0 means 1 */
+    kvc_dtype kv_dtype;           /**< KVC_F32, KVC_F16 or KVC_BF16 */
+    float scale;                  /**< 0 means 1 / sqrt(key_dim) */
+    bool not_causal;              /**< every query sees every key */
+    bool strict;                  /**< refuse (KVC_E_SLOW) what would take a slow path */
+    kvc_path path;                /**< KVC_PATH_AUTO, or the one to take */
+    const kvc_executor *executor; /**< who runs the parts; NULL: the thread that calls run. The
+                                       struct is copied; what it points to outlives the plan */
 } kvc_attention_desc;
 
 /** Room for paths in the figures; more than there are. */

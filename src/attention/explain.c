@@ -27,20 +27,25 @@ static void explain_reference(kvc_explanation *e, const kvc_attention *plan, con
     }
 }
 
-static void explain_fused(kvc_explanation *e, const kvc__job *job) {
-    if (job->group == 1) WRITE(e->reason, "fused: portable C, one pass over keys and values");
-    else
-        WRITE(e->reason,
-              "fused: portable C, one pass over keys and values; each row is read and converted "
-              "once for its group of %lld query heads",
+static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
+    const kvc__schedule *s = &plan->schedule;
+    const bool generic = strcmp(s->ops->name, "generic") == 0;
+    char shared[96] = "", threads[48] = "";
+    if (job->group > 1)
+        WRITE(shared, "; each row is read once for its group of %lld query heads",
               (long long)job->group);
+    if (s->executor.threads > 1) WRITE(threads, ", on up to %d threads", s->executor.threads);
+    WRITE(e->reason, "fused: %s, one pass over keys and values%s%s",
+          generic ? "portable C" : s->ops->name, threads, shared);
+    if (generic)
+        WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C or on AArch64, without KVC_ISA set");
 }
 
 static kvc_status explain(kvc_explanation *out, const kvc_attention *plan, const kvc__job *job) {
     kvc_explanation e = {.path = kvc__attention_path(plan, job)};
     e.slow = e.path == KVC_PATH_REFERENCE;
     if (e.slow) explain_reference(&e, plan, job);
-    else explain_fused(&e, job);
+    else explain_fused(&e, plan, job);
     return kvc__struct_out(out, &e, sizeof e, "kvc_explanation");
 }
 

@@ -1,50 +1,32 @@
+/* The fused path: one pass over keys and values for all rows of a kv head, a row being one query
+ * position of one query head of the group. Work goes by blocks of positions that stay in the
+ * caches while tiles of rows take them in (tile.h). */
 #include <math.h>
 #include <string.h>
 
-#include "attention/exp.h"
+#include <kvcache/device.h>
+
 #include "attention/kernel.h"
+#include "attention/ops.h"
+#include "base/checked.h"
+#include "base/error.h"
 #include "base/half.h"
 
-/* Work goes by blocks: BLOCK positions of K, then the same of V, are converted to f32 once and used
- * by all rows, a row being one query position of one query head of the group. */
-enum {
-    LANES = 4,        /* of one vector */
-    STEP = 2 * LANES, /* of the loops: scratch rows are padded to it */
-    BLOCK = 4 * STEP, /* positions; 32 of 128 dims are 16 KiB: half a first-level cache */
-    ROWS = 64         /* rows worked on together */
-};
-
-/* The compilers' own vectors: plain arithmetic on any target. gcc 12 keeps a dot product that
- * carries an array of partial sums scalar; all other loops here it vectorises by itself. */
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
-
-static inline lanes load(const float *p) {
-    lanes x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
-static inline float add_up(lanes x) {
-    return (x[0] + x[2]) + (x[1] + x[3]);
-}
+enum { ROWS = 64 }; /* rows worked on together: a block of K and V serves them all */
 
 /* Rows first, first + 1, … of one kv head. Row r is query r / group of head r % group, so that what
  * a row sees never shrinks from one to the next. Pointers are to scratch. */
 typedef struct work {
     const kvc__job *job;
-    int64_t batch;
-    int64_t kv_head;
-    int64_t first;
-    int64_t rows;
-    int64_t key_width;   /* key_dim rounded up to STEP, the rest zeros */
-    int64_t value_width; /* value_dim, likewise */
-    float *q;            /* [ROWS][key_width], scaled */
-    float *block;        /* [BLOCK][key_width or value_width] */
-    float *p;            /* [ROWS][BLOCK], scores, then weights */
-    float *sums;         /* [ROWS][value_width], Σ p v */
-    float *part;         /* [value_width], that of one block */
-    float *max;          /* [ROWS], largest score so far */
-    float *total;        /* [ROWS], Σ p */
+    const kvc__ops *ops;
+    int64_t batch, kv_head, first, rows;
+    int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
+    bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
+    float *scores;                  /* [KVC__SCORES] */
+    float *q;                       /* [ROWS][key_width], scaled, in the loader's order */
+    float *keys, *values;           /* [KVC__BLOCK][width], unless direct */
+    float *sums;                    /* [ROWS][value_width], Σ p v, in the loader's order */
+    float *max, *total;             /* [ROWS], largest score so far and Σ p */
 } work;
 
 static int64_t round_up(int64_t n, int64_t step) {
@@ -53,212 +35,256 @@ static int64_t round_up(int64_t n, int64_t step) {
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
+
+static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
+    return ops->tiles[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
+           value_dim % ops->unit == 0;
 }
 
-size_t kvc__fused_scratch_floats(int64_t rows, int64_t key_dim, int64_t value_dim) {
+/* Rounds to whole lines, so that threads share none. */
+static size_t whole_lines(size_t floats) {
+    const size_t line = KVC_ALIGNMENT_BYTES / sizeof(float);
+    return (floats + line - 1) / line * line;
+}
+
+/* Parts of a head's positions: four parts a thread even out what threads do not share equally. */
+static int64_t choose_splits(int threads, int64_t heads, int64_t rows) {
+    const int64_t wanted = 4 * (int64_t)threads;
+    if (threads == 1 || heads >= wanted || rows > ROWS) return 1;
+    return smaller((wanted + heads - 1) / heads, 64);
+}
+
+kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
+                              int64_t heads, int64_t rows, int64_t key_dim, int64_t value_dim) {
+    const kvc__ops *ops = kvc__ops_best();
     const int64_t most = smaller(rows, ROWS);
-    const int64_t key_width = round_up(key_dim, STEP);
-    const int64_t value_width = round_up(value_dim, STEP);
-    return (size_t)(most * (key_width + BLOCK + value_width + 2) +
-                    BLOCK * larger(key_width, value_width) + value_width);
+    const int64_t keys = round_up(key_dim, ops->unit), values = round_up(value_dim, ops->unit);
+    const int64_t copies =
+        is_direct(ops, dtype, key_dim, value_dim) ? 0 : KVC__BLOCK * (keys + values);
+    *out = (kvc__schedule){.ops = ops, .executor = {.threads = 1}};
+    if (executor) out->executor = *executor;
+    out->splits = choose_splits(out->executor.threads, heads, rows);
+    out->worker_floats = whole_lines((size_t)(KVC__SCORES + most * (keys + values + 2) + copies));
+    if (out->splits > 1) out->partial_floats = whole_lines((size_t)(most * (values + 2)));
+    size_t workers, partials, parts;
+    if (kvc__mul(&workers, out->worker_floats, (size_t)out->executor.threads) &&
+        kvc__mul(&parts, (size_t)heads, (size_t)out->splits) &&
+        kvc__mul(&partials, parts, out->partial_floats) &&
+        kvc__add(&out->floats, workers, partials))
+        return KVC_OK;
+    return kvc__fail(KVC_E_RANGE, "desc: scratch for %lld heads on %d threads overflows",
+                     (long long)heads, out->executor.threads);
 }
 
-static void lay_out(work *w, const kvc__job *job, float *scratch) {
+/* partial: where sums, max and total go; NULL for the worker's own scratch. */
+static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *scratch,
+                    float *partial) {
     const int64_t most = smaller(job->group * job->queries, ROWS);
     w->job = job;
-    w->key_width = round_up(job->key_dim, STEP);
-    w->value_width = round_up(job->value_dim, STEP);
-    w->block = scratch;
-    w->q = w->block + BLOCK * larger(w->key_width, w->value_width);
-    w->p = w->q + most * w->key_width;
-    w->sums = w->p + most * BLOCK;
-    w->part = w->sums + most * w->value_width;
-    w->max = w->part + w->value_width;
+    w->ops = ops;
+    w->key_width = round_up(job->key_dim, ops->unit);
+    w->value_width = round_up(job->value_dim, ops->unit);
+    w->direct = is_direct(ops, job->k.dtype, job->key_dim, job->value_dim);
+    w->scores = scratch;
+    w->q = w->scores + KVC__SCORES;
+    w->keys = w->q + most * w->key_width;
+    w->values = w->direct ? w->keys : w->keys + KVC__BLOCK * w->key_width;
+    float *end = w->direct ? w->keys : w->values + KVC__BLOCK * w->value_width;
+    w->sums = partial ? partial : end;
+    w->max = w->sums + most * w->value_width;
     w->total = w->max + most;
 }
 
-/* dst[0..n) = src[0..n) in f32, dst[n..width) = 0 */
-static void load_row(float *restrict dst, const void *restrict src, kvc_dtype dtype, int64_t n,
-                     int64_t width) {
+/* dst[0..n) = src[0..n) in f32 */
+static void load_row(float *restrict dst, const void *restrict src, kvc_dtype dtype, int64_t n) {
     const uint16_t *restrict words = src;
     if (dtype == KVC_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
     else if (dtype == KVC_F16)
         for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_f16(words[d]);
     else
         for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_bf16(words[d]);
-    for (int64_t d = n; d < width; d++) dst[d] = 0;
 }
 
-/* dst[0..n) = src[0..n) / divisor */
-static void store_row(void *restrict dst, kvc_dtype dtype, const float *restrict src, int64_t n,
-                      float divisor) {
-    float *restrict floats = dst;
-    uint16_t *restrict words = dst;
-    if (dtype == KVC_F32)
-        for (int64_t d = 0; d < n; d++) floats[d] = src[d] / divisor;
-    else if (dtype == KVC_F16)
-        for (int64_t d = 0; d < n; d++) words[d] = kvc__f16_of_f32(src[d] / divisor);
-    else
-        for (int64_t d = 0; d < n; d++) words[d] = kvc__bf16_of_f32(src[d] / divisor);
+static void store_element(void *row, kvc_dtype dtype, int64_t d, float x) {
+    if (dtype == KVC_F32) ((float *)row)[d] = x;
+    else ((uint16_t *)row)[d] = dtype == KVC_F16 ? kvc__f16_of_f32(x) : kvc__bf16_of_f32(x);
 }
 
-/* block[j] = position start + j of K or V. f32 is copied too: from memory that is faster here than
- * to work on rows that are still on their way. */
-static void load_block(const work *w, const kvc__rows *from, int64_t start, int64_t count,
-                       int64_t dim, int64_t width) {
-    for (int64_t j = 0; j < count; j++)
-        load_row(w->block + j * width, kvc__at(from, w->batch, w->kv_head, start + j, 0),
-                 from->dtype, dim, width);
+/* What tiles see of K and V, and where they want element i of a unit. */
+static int dtype_slot(const work *w) {
+    return KVC__OPS_SLOT(w->direct ? w->job->k.dtype : KVC_F32);
 }
 
-/* out[i · step] = a_i · b for four vectors a: b is loaded once for all four. */
-static void dot4(float *restrict out, int64_t step, const float *restrict a, int64_t stride,
-                 const float *restrict b, int64_t width) {
-    const float *a1 = a + stride, *a2 = a1 + stride, *a3 = a2 + stride;
-    lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, t0 = {0}, t1 = {0}, t2 = {0}, t3 = {0};
-    for (int64_t d = 0; d < width; d += STEP) {
-        const lanes x = load(b + d), y = load(b + d + LANES);
-        s0 += load(a + d) * x;
-        s1 += load(a1 + d) * x;
-        s2 += load(a2 + d) * x;
-        s3 += load(a3 + d) * x;
-        t0 += load(a + d + LANES) * y;
-        t1 += load(a1 + d + LANES) * y;
-        t2 += load(a2 + d + LANES) * y;
-        t3 += load(a3 + d + LANES) * y;
-    }
-    out[0] = add_up(s0 + t0);
-    out[step] = add_up(s1 + t1);
-    out[2 * step] = add_up(s2 + t2);
-    out[3 * step] = add_up(s3 + t3);
-}
-
-/* p[r][j] = q[r] · block[j]. Four rows share a key; the rows left over take four keys at a time,
- * the last of which may be old: no row looks at their scores. */
-static void score_block(const work *w, int64_t count) {
-    int64_t r = 0;
-    for (; r + 4 <= w->rows; r += 4)
-        for (int64_t j = 0; j < count; j++)
-            dot4(w->p + r * BLOCK + j, BLOCK, w->q + r * w->key_width, w->key_width,
-                 w->block + j * w->key_width, w->key_width);
-    for (; r < w->rows; r++)
-        for (int64_t j = 0; j < count; j += 4)
-            dot4(w->p + r * BLOCK + j, 1, w->block + j * w->key_width, w->key_width,
-                 w->q + r * w->key_width, w->key_width);
-}
-
-/* Turns count scores into weights exp(score - max), with the max of all scores so far, and adds
- * them to the total. Returns the factor that sums made with the former max are to be scaled by. */
-static float soften(float *restrict p, int64_t count, float *max, float *total) {
-    const int64_t width = round_up(count, LANES);
-    for (int64_t j = count; j < width; j++) p[j] = -INFINITY;
-
-    float most[LANES], sum[LANES] = {0};
-    for (int l = 0; l < LANES; l++) most[l] = *max;
-    for (int64_t j = 0; j < width; j += LANES)
-        for (int l = 0; l < LANES; l++) most[l] = p[j + l] > most[l] ? p[j + l] : most[l];
-    float now = *max;
-    for (int l = 0; l < LANES; l++) now = most[l] > now ? most[l] : now;
-
-    /* With scores of -inf alone there is nothing to subtract: -inf - -inf would be NaN. */
-    const float base = now == -INFINITY ? 0 : now;
-    for (int64_t j = 0; j < width; j++) p[j] = kvc__exp_f32(p[j] - base);
-    for (int64_t j = 0; j < width; j += LANES)
-        for (int l = 0; l < LANES; l++) sum[l] += p[j + l];
-    float block_sum = 0;
-    for (int l = 0; l < LANES; l++) block_sum += sum[l];
-
-    const float factor = kvc__exp_f32(*max - base);
-    *total = *total * factor + block_sum;
-    *max = now;
-    return factor;
-}
-
-/* out = Σ p_j v_j over count values, four at a time: out is loaded and stored once for four. */
-static void weigh(float *restrict out, const float *p, const float *restrict v, int64_t count,
-                  int64_t width) {
-    for (int64_t d = 0; d < width; d++) out[d] = 0;
-    int64_t j = 0;
-    for (; j + 4 <= count; j += 4, v += 4 * width) {
-        const float p0 = p[j], p1 = p[j + 1], p2 = p[j + 2], p3 = p[j + 3];
-        const float *restrict v1 = v + width, *restrict v2 = v1 + width, *restrict v3 = v2 + width;
-        for (int64_t d = 0; d < width; d++)
-            out[d] += (p0 * v[d] + p1 * v1[d]) + (p2 * v2[d] + p3 * v3[d]);
-    }
-    for (; j < count; j++, v += width)
-        for (int64_t d = 0; d < width; d++) out[d] += p[j] * v[d];
-}
-
-/* Positions start … start + count - 1, for all rows. */
-static void attend_block(const work *w, int64_t start, int64_t count) {
-    const kvc__job *job = w->job;
-    float factor[ROWS];
-    int64_t seen[ROWS];
-
-    load_block(w, &job->k, start, count, job->key_dim, w->key_width);
-    score_block(w, count);
-    for (int64_t r = 0; r < w->rows; r++) {
-        const int64_t visible = kvc__visible(job, (w->first + r) / job->group);
-        seen[r] = larger(0, smaller(visible - start, count));
-        factor[r] = soften(w->p + r * BLOCK, seen[r], w->max + r, w->total + r);
-    }
-
-    load_block(w, &job->v, start, count, job->value_dim, w->value_width);
-    for (int64_t r = 0; r < w->rows; r++) {
-        float *restrict sums = w->sums + r * w->value_width;
-        const float *restrict part = w->part;
-        weigh(w->part, w->p + r * BLOCK, w->block, seen[r], w->value_width);
-        for (int64_t d = 0; d < w->value_width; d++) sums[d] = sums[d] * factor[r] + part[d];
-    }
+static const uint8_t *places(const work *w) {
+    return w->ops->place[dtype_slot(w)];
 }
 
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
+    const int64_t unit = w->ops->unit;
     for (int64_t r = 0; r < w->rows; r++) {
         const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
         const int64_t i = (w->first + r) / job->group;
         float *q = w->q + r * w->key_width;
-        load_row(q, kvc__at(&job->q, w->batch, head, i, 0), job->q.dtype, job->key_dim,
-                 w->key_width);
-        for (int64_t d = 0; d < job->key_dim; d++) q[d] *= job->scale;
-        for (int64_t d = 0; d < w->value_width; d++) w->sums[r * w->value_width + d] = 0;
+        const char *from = kvc__at(&job->q, w->batch, head, i, 0);
+        memset(q, 0, (size_t)w->key_width * sizeof *q);
+        for (int64_t d = 0; d < job->key_dim; d++) {
+            float x;
+            load_row(&x, from + d * (int64_t)kvc_dtype_size_bytes(job->q.dtype), job->q.dtype, 1);
+            q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
+        }
         w->max[r] = -INFINITY;
         w->total[r] = 0;
     }
+    memset(w->sums, 0, (size_t)(w->rows * w->value_width) * sizeof *w->sums);
 }
 
 static void end_rows(const work *w) {
     const kvc__job *job = w->job;
+    const int64_t unit = w->ops->unit;
     for (int64_t r = 0; r < w->rows; r++) {
         const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
         const int64_t i = (w->first + r) / job->group;
-        float *sums = w->sums + r * w->value_width;
-        const bool empty = w->total[r] == 0;
-        if (empty) memset(sums, 0, (size_t)job->value_dim * sizeof *sums);
-        store_row(kvc__at(&job->out, w->batch, head, i, 0), job->out.dtype, sums, job->value_dim,
-                  empty ? 1 : w->total[r]);
+        const float *sums = w->sums + r * w->value_width;
+        char *out = kvc__at(&job->out, w->batch, head, i, 0);
+        /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
+         * its sums are (0 · inf is NaN). */
+        const bool blind = w->total[r] == 0;
+        const float scale = 1 / w->total[r];
+        for (int64_t d = 0; d < job->value_dim; d++) {
+            const float sum = sums[d / unit * unit + places(w)[d % unit]];
+            store_element(out, job->out.dtype, d, blind ? 0 : sum * scale);
+        }
     }
 }
 
-/* The last row sees most: positions beyond are beyond all. */
-static void attend_rows(const work *w) {
-    begin_rows(w);
-    const int64_t end = kvc__visible(w->job, (w->first + w->rows - 1) / w->job->group);
-    for (int64_t start = 0; start < end; start += BLOCK)
-        attend_block(w, start, smaller(BLOCK, end - start));
-    end_rows(w);
+/* Positions of K or V as tiles read them: where they lie, or copied. */
+static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, int64_t width,
+                           float *copy, int64_t start, int64_t count) {
+    const char *from = kvc__at(rows, w->batch, w->kv_head, start, 0);
+    const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    if (w->direct) return (kvc__block){from, step, count};
+    for (int64_t j = 0; j < count; j++) {
+        load_row(copy + j * width, from + j * step, rows->dtype, dim);
+        memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
+    }
+    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
 }
 
-void kvc__attend_fused(const kvc__job *job, float *scratch) {
-    const int64_t rows = job->group * job->queries;
+static void attend_block(const work *w, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    const kvc__block v =
+        block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    int64_t rows;
+    for (int64_t r = 0; r < w->rows; r += rows) {
+        const int size = w->rows - r >= 4 ? 2 : w->rows - r >= 2 ? 1 : 0; /* log2 of its rows */
+        int64_t seen[4];
+        rows = (int64_t)1 << size;
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t left = kvc__visible(job, (w->first + r + i) / job->group) - start;
+            seen[i] = left < 0 ? 0 : smaller(left, count);
+        }
+        if (seen[rows - 1] == 0) continue;
+        kvc__tile tile = {w->q + r * w->key_width,
+                          w->sums + r * w->value_width,
+                          w->max + r,
+                          w->total + r,
+                          w->key_width,
+                          w->value_width};
+        w->ops->tiles[dtype_slot(w)][size](&tile, &k, &v, seen, w->scores);
+    }
+}
+
+/* One run, as its parts see it. */
+typedef struct run {
+    const kvc__job *job;
+    const kvc__schedule *schedule;
+    float *workers, *partials;
+    int64_t row_blocks;
+} run;
+
+/* Finds the rows of a part; returns which range of positions it takes. */
+static int64_t find_part(work *w, const run *call, int64_t index) {
+    const int64_t rows = call->job->group * call->job->queries;
+    const int64_t split = index % call->schedule->splits;
+    index /= call->schedule->splits;
+    w->first = index % call->row_blocks * ROWS;
+    w->rows = smaller(ROWS, rows - w->first);
+    index /= call->row_blocks;
+    w->kv_head = index % call->job->kv_heads;
+    w->batch = index / call->job->kv_heads;
+    return split;
+}
+
+static float *partial_of(const run *call, int64_t index) {
+    return call->schedule->splits == 1
+               ? NULL
+               : call->partials + (size_t)index * call->schedule->partial_floats;
+}
+
+static void attend_part(void *argument, int64_t index, int thread) {
+    const run *call = argument;
+    const kvc__schedule *schedule = call->schedule;
     work w;
-    lay_out(&w, job, scratch);
-    for (w.batch = 0; w.batch < job->batch; w.batch++)
-        for (w.kv_head = 0; w.kv_head < job->kv_heads; w.kv_head++)
-            for (w.first = 0; w.first < rows; w.first += ROWS) {
-                w.rows = smaller(ROWS, rows - w.first);
-                attend_rows(&w);
-            }
+    lay_out(&w, call->job, schedule->ops, call->workers + (size_t)thread * schedule->worker_floats,
+            partial_of(call, index));
+    const int64_t split = find_part(&w, call, index);
+    /* The last row sees most: positions beyond are beyond all. */
+    const int64_t visible = kvc__visible(call->job, (w.first + w.rows - 1) / call->job->group);
+    const int64_t range = round_up((visible + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
+    const int64_t end = smaller(visible, (split + 1) * range);
+    begin_rows(&w);
+    for (int64_t start = split * range; start < end; start += KVC__BLOCK)
+        attend_block(&w, start, smaller(KVC__BLOCK, end - start));
+    if (schedule->splits == 1) end_rows(&w);
+}
+
+/* Adds what another range of positions gave. A range that a row does not see has a total of 0. */
+static void merge(const work *w, const work *other) {
+    for (int64_t r = 0; r < w->rows; r++) {
+        float *sums = w->sums + r * w->value_width;
+        const float *more = other->sums + r * w->value_width;
+        if (other->total[r] == 0) continue;
+        const bool blind = w->total[r] == 0;
+        const float max = blind || other->max[r] > w->max[r] ? other->max[r] : w->max[r];
+        const float mine = blind ? 0 : kvc__exp_f32(w->max[r] - max);
+        const float theirs = kvc__exp_f32(other->max[r] - max);
+        for (int64_t d = 0; d < w->value_width; d++)
+            sums[d] = (blind ? 0 : sums[d] * mine) + more[d] * theirs;
+        w->total[r] = w->total[r] * mine + other->total[r] * theirs;
+        w->max[r] = max;
+    }
+}
+
+static void merge_parts(const run *call, int64_t heads) {
+    const kvc__schedule *schedule = call->schedule;
+    for (int64_t head = 0; head < heads; head++) {
+        const int64_t first = head * schedule->splits;
+        work w, other;
+        lay_out(&w, call->job, schedule->ops, call->workers, partial_of(call, first));
+        (void)find_part(&w, call, first);
+        for (int64_t split = 1; split < schedule->splits; split++) {
+            lay_out(&other, call->job, schedule->ops, call->workers,
+                    partial_of(call, first + split));
+            merge(&w, &other);
+        }
+        end_rows(&w);
+    }
+}
+
+void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, float *scratch) {
+    const kvc_executor *executor = &schedule->executor;
+    const int64_t heads = job->batch * job->kv_heads;
+    run call = {.job = job,
+                .schedule = schedule,
+                .workers = scratch,
+                .partials = scratch + schedule->worker_floats * (size_t)executor->threads,
+                .row_blocks = (job->group * job->queries + ROWS - 1) / ROWS};
+    const int64_t parts = heads * call.row_blocks * schedule->splits;
+    if (executor->parallel_for)
+        executor->parallel_for(executor->context, parts, attend_part, &call);
+    else
+        for (int64_t i = 0; i < parts; i++) attend_part(&call, i, 0);
+    if (schedule->splits > 1) merge_parts(&call, heads);
 }

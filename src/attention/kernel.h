@@ -14,6 +14,9 @@
 #include <stdint.h>
 
 #include <kvcache/dtype.h>
+#include <kvcache/executor.h>
+
+#include "attention/ops.h"
 
 /** Dims up to this have the fused kernel: its scratch grows with them. */
 #define KVC__FUSED_MAX_DIM 1024
@@ -60,14 +63,27 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
  * @param sums  [value_dim], scratch */
 void kvc__attend_reference(const kvc__job *job, double *sums);
 
-/** Portable C, one pass over keys and values for a block of queries.
- * Wants both dims ≤ KVC__FUSED_MAX_DIM and last strides of 1.
- * @param scratch  [kvc__fused_scratch_floats(most rows of a run, key_dim, value_dim)], 64-byte
- *                 aligned; contents undefined */
-void kvc__attend_fused(const kvc__job *job, float *scratch);
+/** How the fused path divides its work and its scratch: chosen once, by the plan. A part is one kv
+ * head of one sequence, up to 64 rows, and one of `splits` ranges of positions. */
+typedef struct kvc__schedule {
+    const kvc__ops *ops;
+    kvc_executor executor; /**< parallel_for is NULL for the calling thread alone */
+    int64_t splits;        /**< ranges of positions, merged at the end; 1: no merge */
+    size_t worker_floats;  /**< scratch of one thread */
+    size_t partial_floats; /**< what one part leaves for the merge; 0 with one split */
+    size_t floats;         /**< of all scratch */
+} kvc__schedule;
 
-/** Returns the scratch that runs of up to group × queries = rows need. Small: at most 64 rows are
- * worked on together, so that rows may be any number. */
-size_t kvc__fused_scratch_floats(int64_t rows, int64_t key_dim, int64_t value_dim);
+/** Chooses the parts: enough to keep all threads busy, as long as sequences have positions.
+ * @param executor  NULL: the calling thread
+ * @param rows      most rows of a kv head: group × queries
+ * @errors KVC_E_RANGE the scratch is more than a size can hold */
+kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
+                              int64_t heads, int64_t rows, int64_t key_dim, int64_t value_dim);
+
+/** One pass over keys and values for a block of rows.
+ * Wants both dims ≤ KVC__FUSED_MAX_DIM and last strides of 1.
+ * @param scratch  [schedule->floats], 64-byte aligned; contents undefined */
+void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, float *scratch);
 
 #endif

@@ -81,23 +81,45 @@ static kvc_status choose_path(kvc_path *out, const kvc_attention_desc *d) {
     return KVC_OK;
 }
 
-/* Enough for the path, and for the reference, which keys and values may fall back to. */
-static kvc_status scratch_bytes(size_t *out, const kvc_attention_desc *d, kvc_path path) {
-    if (!kvc__mul(out, (size_t)d->value_dim, sizeof(double)))
+/* Divides the work of the fused path, and tells the scratch: enough for it and for the reference,
+ * which keys and values may fall back to. */
+static kvc_status schedule(kvc__schedule *out, size_t *bytes, const kvc_attention_desc *d,
+                           const kvc_executor *executor, kvc_path path) {
+    *out = (kvc__schedule){.splits = 1, .executor = {.threads = 1}};
+    if (!kvc__mul(bytes, (size_t)d->value_dim, sizeof(double)))
         return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
                          (long long)d->value_dim);
     if (path != KVC_PATH_FUSED) return KVC_OK;
-    int64_t rows;
+    int64_t rows, heads;
+    size_t fused;
     if (!kvc__mul_i64(&rows, d->q_heads / d->kv_heads, d->max_q_len)) rows = INT64_MAX;
-    const size_t fused = kvc__fused_scratch_floats(rows, d->key_dim, d->value_dim) * sizeof(float);
-    if (*out < fused) *out = fused;
+    if (!kvc__mul_i64(&heads, d->batch, d->kv_heads))
+        return kvc__fail(KVC_E_RANGE, "desc: batch %lld × kv_heads %lld overflows",
+                         (long long)d->batch, (long long)d->kv_heads);
+    KVC_TRY(kvc__schedule_init(out, executor, d->kv_dtype, heads, rows, d->key_dim, d->value_dim));
+    if (!kvc__mul(&fused, out->floats, sizeof(float)))
+        return kvc__fail(KVC_E_RANGE, "desc: scratch of %zu floats overflows", out->floats);
+    if (*bytes < fused) *bytes = fused;
     return KVC_OK;
+}
+
+/* Takes in the caller's executor: NULL stays the calling thread. */
+static kvc_status check_executor(kvc_executor *out, const kvc_executor *given) {
+    if (!given) return KVC_OK;
+    KVC_TRY(kvc__struct_in(out, sizeof *out, given, "kvc_executor"));
+    if (out->threads >= 1 && out->parallel_for) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "desc.executor: %d threads and parallel_for %s given, at least 1 thread and a "
+                     "function wanted",
+                     out->threads, out->parallel_for ? "set" : "NULL");
 }
 
 kvc_status kvc_attention_plan(kvc_attention **out, const kvc_attention_desc *desc) {
     if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given, where to put the plan wanted");
     *out = NULL;
     kvc_attention_desc d;
+    kvc_executor executor;
+    kvc__schedule parts;
     kvc_path path;
     size_t bytes;
     void *memory;
@@ -105,7 +127,8 @@ kvc_status kvc_attention_plan(kvc_attention **out, const kvc_attention_desc *des
     KVC_TRY(validate(&d));
     complete(&d);
     KVC_TRY(choose_path(&path, &d));
-    KVC_TRY(scratch_bytes(&bytes, &d, path));
+    KVC_TRY(check_executor(&executor, d.executor));
+    KVC_TRY(schedule(&parts, &bytes, &d, d.executor ? &executor : NULL, path));
     if (!kvc__add(&bytes, bytes, sizeof(kvc_attention) + KVC_ALIGNMENT_BYTES))
         return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
                          (long long)d.value_dim);
@@ -116,6 +139,7 @@ kvc_status kvc_attention_plan(kvc_attention **out, const kvc_attention_desc *des
     const size_t gap = -end % KVC_ALIGNMENT_BYTES;
     plan->desc = d;
     plan->path = path;
+    plan->schedule = parts;
     plan->bytes = bytes;
     plan->scratch = (char *)memory + sizeof *plan + gap;
     *out = plan;

@@ -11,6 +11,7 @@
 struct kvc_attention {
     kvc_attention_desc desc; /* complete: no field stands for its default any more */
     kvc_path path;           /* where the rows of keys and values are contiguous */
+    kvc__schedule schedule;  /* of the fused path */
     kvc_attention_stats stats;
     size_t bytes;  /* of this allocation, scratch included */
     void *scratch; /* 64-byte aligned, for either kernel */

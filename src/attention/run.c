@@ -156,7 +156,7 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     const uint64_t kv_bytes =
         (uint64_t)(job->batch * job->kv_heads) * (uint64_t)job->length * row_bytes;
     const uint64_t start = kvc__span_begin();
-    if (path == KVC_PATH_FUSED) kvc__attend_fused(job, plan->scratch);
+    if (path == KVC_PATH_FUSED) kvc__attend_fused(job, &plan->schedule, plan->scratch);
     else kvc__attend_reference(job, plan->scratch);
     kvc__span_end(start, KVC_SPAN_KERNEL, kvc_path_name(path), (size_t)kv_bytes);
     plan->stats.runs[path]++;

@@ -297,9 +297,11 @@ static void explain__says_why_of_each_path(void **state) {
     assert_ok(kvc_attention_explain(&e, plan, NULL, 0));
     assert_int_equal(e.path, KVC_PATH_FUSED);
     assert_false(e.slow);
-    assert_contains(e.reason, "portable C");
+    const char *isa = kvc__ops_best()->name;
+    const bool generic = strcmp(isa, "generic") == 0;
+    assert_contains(e.reason, generic ? "portable C" : isa);
     assert_contains(e.reason, "group of 2 query heads");
-    assert_string_equal(e.remedy, "");
+    assert_true(generic == (strlen(e.remedy) > 0));
 
     test_problem p = good_problem();
     kvc_explanation same = {.struct_size = sizeof same};

@@ -1,0 +1,56 @@
+/* Portable C: the compilers' own vectors of four floats, whatever the target makes of them. */
+#include <string.h>
+
+#include "attention/ops.h"
+#include "base/half.h"
+
+enum { W = 4 };
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+
+static inline vf v_load(const float *from) {
+    vf x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+static inline void v_store(float *to, vf x) {
+    memcpy(to, &x, sizeof x);
+}
+static inline vf v_set(float x) {
+    return (vf){x, x, x, x};
+}
+static inline vf v_keep(vf x) {
+    return x;
+}
+static inline vf v_max(vf a, vf b) {
+    const vi greater = a > b;
+    return (vf)((greater & (vi)a) | (~greater & (vi)b));
+}
+
+static inline void v_load_f32(vf *x, vf *y, const void *from) {
+    *x = v_load(from);
+    *y = v_load((const float *)from + W);
+}
+
+/* A bf16 is the upper half of its f32: of a pair in one word, one is shifted there, the other
+ * masked. Which of the two comes first in memory is found by order_of. */
+static inline void v_load_bf16(vf *x, vf *y, const void *from) {
+    typedef uint32_t words __attribute__((vector_size(16)));
+    words pairs;
+    memcpy(&pairs, from, sizeof pairs);
+    *x = (vf)(pairs << 16);
+    *y = (vf)(pairs & 0xffff0000u);
+}
+
+static inline vf v_sums(const vf a[W]) {
+    vf sums;
+    for (int i = 0; i < W; i++) sums[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
+    return sums;
+}
+
+#define TILES_F16 0 /* converting costs more than a product: once a block, not once a tile */
+#include "attention/tile.h"
+
+void kvc__ops_generic(kvc__ops *ops) {
+    fill_ops(ops, "generic");
+}

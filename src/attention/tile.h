@@ -1,0 +1,275 @@
+/** @file
+ * The inner loops of the fused path, written once for vectors of any width.
+ *
+ * Included by one .c file an instruction set, after a header that defines (all static inline):
+ *     enum { W }                          lanes of a vector
+ *     vf, vi                              W floats, W int32: GNU vector types, with operators
+ *     vf v_load(const float *)            unaligned
+ *     void v_store(float *, vf)           unaligned
+ *     vf v_set(float)                     all lanes alike
+ *     vf v_keep(vf)                       as it is, but in a register: a load is not repeated
+ *     vf v_max(vf a, vf b)                b where a is NaN
+ *     void v_load_f32, v_load_bf16, v_load_f16(vf *x, vf *y, const void *)
+ *                                         2 W elements as f32, in an order of the loader's own
+ *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
+ *
+ * A tile is R rows, R in {1, 2, 4}: query heads of one kv head that share each key and value they
+ * load. Scores are s[position][R], so that a vector of them holds W / R positions.
+ * @source the online softmax of FlashAttention; register tiles as in BLIS */
+#ifndef KVC_ATTENTION_TILE_H
+#define KVC_ATTENTION_TILE_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "attention/ops.h"
+
+#define SLOT KVC__OPS_SLOT
+
+typedef void (*load_fn)(vf *x, vf *y, const void *from);
+
+/* How far ahead of their use rows are asked for: about the latency of memory times its speed. */
+enum { PREFETCH_ROWS = 8, LINE_BYTES = 64, SLAB = 8 };
+
+static inline __attribute__((always_inline)) void prefetch_row(const char *row, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 0, 3);
+}
+
+/* s[j][r] = q[r] · k[j]; every accumulator is one pair of key and row. */
+static inline __attribute__((always_inline)) void score(float *restrict s, const kvc__tile *t,
+                                                        const kvc__block *k, const int R,
+                                                        const load_fn load,
+                                                        const int64_t element_bytes) {
+    const int keys = W / R;
+    const int64_t width = t->key_width, row_bytes = width * element_bytes;
+    for (int64_t j = 0; j < k->count; j += keys) {
+        const char *row[W];
+        vf sum[W];
+        for (int i = 0; i < keys; i++) {
+            /* Beyond the last key the last is taken again: nobody looks at those scores. */
+            const int64_t at = j + i < k->count ? j + i : k->count - 1;
+            row[i] = k->data + at * k->step_bytes;
+            prefetch_row(row[i] + PREFETCH_ROWS * k->step_bytes, row_bytes);
+        }
+        for (int i = 0; i < W; i++) sum[i] = v_set(0);
+        for (int64_t d = 0; d < width; d += 2 * W) {
+            if (R == 1) { /* the query in registers, one key after another */
+                const vf qx = v_load(t->q + d), qy = v_load(t->q + d + W);
+                for (int i = 0; i < keys; i++) {
+                    vf x, y;
+                    load(&x, &y, row[i] + d * element_bytes);
+                    sum[i] += qx * x;
+                    sum[i] += qy * y;
+                }
+            } else { /* the keys in registers, one query after another */
+                vf x[W], y[W];
+                for (int i = 0; i < keys; i++) load(&x[i], &y[i], row[i] + d * element_bytes);
+                for (int r = 0; r < R; r++) {
+                    const vf qx = v_keep(v_load(t->q + r * width + d));
+                    const vf qy = v_keep(v_load(t->q + r * width + d + W));
+                    for (int i = 0; i < keys; i++) sum[i * R + r] += qx * x[i];
+                    for (int i = 0; i < keys; i++) sum[i * R + r] += qy * y[i];
+                }
+            }
+        }
+        v_store(s + j * R, v_sums(sum));
+    }
+}
+
+/* sums[r] = sums[r] · factor[r] + Σ_j p[j · step + r] v[j], UNITS times 2 W dims from d on. */
+static inline __attribute__((always_inline)) void
+weigh_units(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
+            const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
+            const load_fn load, const int64_t element_bytes) {
+    vf sum[4][2];
+    for (int i = 0; i < R * UNITS; i++) sum[i][0] = sum[i][1] = v_set(0);
+    const char *row = v->data + d * element_bytes;
+    /* A line that several passes share is asked for by one of them a row, in turn. */
+    const int64_t pass_bytes = (int64_t)UNITS * 2 * W * element_bytes;
+    const int64_t passes = pass_bytes < LINE_BYTES ? LINE_BYTES / pass_bytes : 1;
+    const int64_t turn = d * element_bytes / pass_bytes % passes;
+    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
+        if (j % passes == turn) __builtin_prefetch(row + PREFETCH_ROWS * v->step_bytes, 0, 3);
+        for (int64_t at = LINE_BYTES; at < pass_bytes; at += LINE_BYTES)
+            __builtin_prefetch(row + PREFETCH_ROWS * v->step_bytes + at, 0, 3);
+        for (int u = 0; u < UNITS; u++) {
+            vf x, y;
+            load(&x, &y, row + u * 2 * W * element_bytes);
+            for (int r = 0; r < R; r++) {
+                const vf weight = v_set(p[j * step + r]);
+                sum[u * R + r][0] += weight * x;
+                sum[u * R + r][1] += weight * y;
+            }
+        }
+    }
+    for (int u = 0; u < UNITS; u++)
+        for (int r = 0; r < R; r++) {
+            float *out = sums + r * width + d + u * 2 * W;
+            v_store(out, v_load(out) * v_set(factor[r]) + sum[u * R + r][0]);
+            v_store(out + W, v_load(out + W) * v_set(factor[r]) + sum[u * R + r][1]);
+        }
+}
+
+static inline __attribute__((always_inline)) void
+weigh(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
+      const kvc__block *v, int64_t width, const int R, const load_fn load,
+      const int64_t element_bytes) {
+    const int units = 4 / R; /* eight accumulators: enough to hide the latency of a sum */
+    static const float ones[4] = {1, 1, 1, 1};
+    /* A few rows at a time, so that memory is asked for in its own order, line after line. */
+    for (int64_t j = 0; j < v->count; j += SLAB) {
+        const int64_t left = v->count - j;
+        const kvc__block slab = {v->data + j * v->step_bytes, v->step_bytes,
+                                 left < SLAB ? left : SLAB};
+        const float *scale = j == 0 ? factor : ones;
+        int64_t d = 0;
+        for (; d + units * 2 * W <= width; d += units * 2 * W)
+            weigh_units(sums, p + j * step, step, scale, &slab, width, d, R, units, load,
+                        element_bytes);
+        for (; d < width; d += 2 * W)
+            weigh_units(sums, p + j * step, step, scale, &slab, width, d, R, 1, load,
+                        element_bytes);
+    }
+}
+
+/* exp of W floats: kvc__exp_f32 (exp.h), lane by lane. */
+static inline vf v_exp(vf x) {
+    const vf highest = v_set(89.0f), lowest = v_set(-104.0f), magic = v_set(0x1.8p23f);
+    const vi high = x > highest, low = x < lowest;
+    x = (vf)((high & (vi)highest) | (~high & (vi)x));
+    x = (vf)((low & (vi)lowest) | (~low & (vi)x));
+    const vf shifted = x * v_set(0x1.715476p+0f) + magic;
+    const vf n = shifted - magic;
+    const vi exponent = (vi)shifted - (vi)magic;
+    const vf r = (x - n * v_set(0x1.62e4p-1f)) - n * v_set(0x1.7f7d1cp-20f);
+    vf p = v_set(1.0f / 5040);
+    p = p * r + v_set(1.0f / 720);
+    p = p * r + v_set(1.0f / 120);
+    p = p * r + v_set(1.0f / 24);
+    p = p * r + v_set(1.0f / 6);
+    p = p * r + v_set(0.5f);
+    p = (p * r) * r + r + v_set(1.0f);
+    const vi half = exponent >> 1;
+    return p * (vf)((half + 127) << 23) * (vf)((exponent - half + 127) << 23);
+}
+
+/* Takes what lane i of a vector says to row i % R. */
+static inline float lanes_max(vf x, int r, int R) {
+    float most = x[r];
+    for (int i = r + R; i < W; i += R) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+static inline float lanes_sum(vf x, int r, int R) {
+    float sum = x[r];
+    for (int i = r + R; i < W; i += R) sum += x[i];
+    return sum;
+}
+
+/* Turns scores into weights exp(score - max so far); sets factor, what earlier sums scale by. */
+static inline __attribute__((always_inline)) void soften(float *restrict s, kvc__tile *t,
+                                                         const int64_t *seen, int64_t count,
+                                                         float *factor, const int R) {
+    const int64_t padded = (count * R + W - 1) / W * W;
+    for (int r = 0; r < R; r++)
+        for (int64_t j = seen[r]; j * R + r < padded; j++) s[j * R + r] = -INFINITY;
+
+    vf most = v_load(s), sum = v_set(0), base;
+    for (int64_t i = W; i < padded; i += W) most = v_max(v_load(s + i), most);
+    for (int r = 0; r < R; r++) {
+        const float block = lanes_max(most, r, R), before = t->max[r];
+        const float now = block > before ? block : before;
+        /* With scores of -inf alone there is nothing to subtract: -inf - -inf would be NaN. */
+        const float from = now == -INFINITY ? 0 : now;
+        factor[r] = kvc__exp_f32(before - from);
+        t->max[r] = now;
+        for (int i = r; i < W; i += R) base[i] = from;
+    }
+    for (int64_t i = 0; i < padded; i += W) {
+        const vf p = v_exp(v_load(s + i) - base);
+        v_store(s + i, p);
+        sum += p;
+    }
+    for (int r = 0; r < R; r++) t->total[r] = t->total[r] * factor[r] + lanes_sum(sum, r, R);
+}
+
+/* One tile over one block. */
+static inline __attribute__((always_inline)) void attend(kvc__tile *t, const kvc__block *k,
+                                                         const kvc__block *v, const int64_t *seen,
+                                                         float *s, const int R, const load_fn load,
+                                                         const int64_t element_bytes) {
+    float factor[4];
+    int64_t all = seen[0]; /* positions that every row sees */
+    for (int r = 1; r < R; r++) all = seen[r] < all ? seen[r] : all;
+
+    score(s, t, k, R, load, element_bytes);
+    soften(s, t, seen, k->count, factor, R);
+    kvc__block shared = *v;
+    shared.count = all;
+    weigh(t->sums, s, R, factor, &shared, t->value_width, R, load, element_bytes);
+
+    /* What only some see goes row by row: a weight of 0 times NaN would reach the others. */
+    const float one = 1;
+    for (int r = 0; r < R; r++) {
+        kvc__block rest = *v;
+        rest.data += all * v->step_bytes;
+        rest.count = seen[r] - all;
+        if (rest.count > 0)
+            weigh(t->sums + r * t->value_width, s + all * R + r, R, &one, &rest, t->value_width, 1,
+                  load, element_bytes);
+    }
+}
+
+#define TILE(name, R, load, element_bytes)                                                         \
+    static void name(kvc__tile *t, const kvc__block *k, const kvc__block *v, const int64_t *seen,  \
+                     float *s) {                                                                   \
+        attend(t, k, v, seen, s, R, load, element_bytes);                                          \
+    }
+#define TILES(dtype, load, element_bytes)                                                          \
+    TILE(tile_1_##dtype, 1, load, element_bytes)                                                   \
+    TILE(tile_2_##dtype, 2, load, element_bytes)                                                   \
+    TILE(tile_4_##dtype, 4, load, element_bytes)
+
+TILES(f32, v_load_f32, 4)
+#ifndef TILES_F16
+#define TILES_F16 1
+#endif
+#if TILES_F16
+TILES(f16, v_load_f16, 2)
+#endif
+TILES(bf16, v_load_bf16, 2)
+
+/* The place of every element in what a loader gives, found by asking it. */
+static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
+    uint16_t halves[2 * W];
+    float floats[2 * W];
+    vf x, y;
+    for (int i = 0; i < 2 * W; i++) {
+        floats[i] = (float)(i + 1);
+        halves[i] = dtype == KVC_F16 ? kvc__f16_of_f32(floats[i]) : kvc__bf16_of_f32(floats[i]);
+    }
+    load(&x, &y, dtype == KVC_F32 ? (const void *)floats : (const void *)halves);
+    for (int i = 0; i < W; i++) {
+        place[(int)x[i] - 1] = (uint8_t)i;
+        place[(int)y[i] - 1] = (uint8_t)(W + i);
+    }
+}
+
+static void fill_ops(kvc__ops *ops, const char *name) {
+    *ops = (kvc__ops){
+        .name = name,
+        .unit = 2 * W,
+        .tiles = {[SLOT(KVC_F32)] = {tile_1_f32, tile_2_f32, tile_4_f32},
+                  [SLOT(KVC_BF16)] = {tile_1_bf16, tile_2_bf16, tile_4_bf16}},
+    };
+    order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
+    order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
+#if TILES_F16
+    const kvc__tile_fn f16[3] = {tile_1_f16, tile_2_f16, tile_4_f16};
+    memcpy(ops->tiles[SLOT(KVC_F16)], f16, sizeof f16);
+    order_of(ops->place[SLOT(KVC_F16)], v_load_f16, KVC_F16);
+#endif
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* AVX2, FMA and F16C: x86-64 since 2013. This file is compiled for them, and run where they are. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "attention/ops.h"
+#include "base/half.h"
+
+enum { W = 8 };
+typedef float vf __attribute__((vector_size(32)));
+typedef int32_t vi __attribute__((vector_size(32)));
+
+static inline vf v_load(const float *from) {
+    return _mm256_loadu_ps(from);
+}
+static inline void v_store(float *to, vf x) {
+    _mm256_storeu_ps(to, x);
+}
+static inline vf v_set(float x) {
+    return _mm256_set1_ps(x);
+}
+static inline vf v_keep(vf x) {
+    __asm__("" : "+x"(x));
+    return x;
+}
+static inline vf v_max(vf a, vf b) {
+    return _mm256_max_ps(a, b);
+}
+
+static inline void v_load_f32(vf *x, vf *y, const void *from) {
+    *x = _mm256_loadu_ps(from);
+    *y = _mm256_loadu_ps((const float *)from + W);
+}
+
+static inline void v_load_f16(vf *x, vf *y, const void *from) {
+    const __m128i *halves = from;
+    *x = _mm256_cvtph_ps(_mm_loadu_si128(halves));
+    *y = _mm256_cvtph_ps(_mm_loadu_si128(halves + 1));
+}
+
+/* A bf16 is the upper half of its f32: the even elements shifted there, the odd ones masked. */
+static inline void v_load_bf16(vf *x, vf *y, const void *from) {
+    const __m256i pairs = _mm256_castps_si256(v_keep(_mm256_loadu_ps(from)));
+    *x = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    *y = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+}
+
+static inline vf v_sums(const vf a[W]) {
+    const vf ab = _mm256_hadd_ps(a[0], a[1]), cd = _mm256_hadd_ps(a[2], a[3]);
+    const vf ef = _mm256_hadd_ps(a[4], a[5]), gh = _mm256_hadd_ps(a[6], a[7]);
+    const vf abcd = _mm256_hadd_ps(ab, cd), efgh = _mm256_hadd_ps(ef, gh);
+    return _mm256_permute2f128_ps(abcd, efgh, 0x20) + _mm256_permute2f128_ps(abcd, efgh, 0x31);
+}
+
+#include "attention/tile.h"
+
+void kvc__ops_avx2(kvc__ops *ops) {
+    fill_ops(ops, "avx2");
+}
