@@ -10,6 +10,7 @@
 #include <kvcache/attention.h>
 #include <kvcache/cache.h>
 #include <kvcache/device.h>
+#include <kvcache/executor.h>
 #include <kvcache/pool.h>
 
 #include "cli.h"
@@ -21,7 +22,7 @@
 #include "trace.h"
 
 static const char help[] =
-    "Attends with one query position over caches of a given length, on one thread.\n"
+    "Attends with one query position over caches of a given length.\n"
     "\n"
     "Usage: kvcache bench attend [OPTION]...\n"
     "\n"
@@ -29,6 +30,7 @@ static const char help[] =
     "  --dim N           elements of a head's row (128)\n"
     "  --dtype TYPE      of keys and values: f32, f16 or bf16 (bf16)\n"
     "  --contexts LIST   positions attended over (1024,4096,16384)\n"
+    "  --threads N       threads that share a run, and a read of the floor (1)\n"
     "  --rotate N        MiB of keys and values that the runs go over, at least (four times the\n"
     "                    last-level cache)\n"
     "  --json            print one JSON object instead of the table\n"
@@ -63,6 +65,7 @@ typedef struct options {
     int64_t q_heads, kv_heads, dim, contexts[MOST_CONTEXTS];
     size_t context_count;
     int64_t rotate_mib; /* 0: by the machine */
+    int64_t threads;
     kvc_dtype dtype;
     bool json;
     const char *trace;
@@ -83,6 +86,7 @@ typedef struct subject {
     kvc_pool *pool;
     kvc_cache *cache;
     kvc_attention *plan;
+    kvc_threads *threads;
     kvc_array q, out; /* [1][q_heads][1][dim] f32 */
     stats_samples run_us, floor_us;
 } subject;
@@ -165,7 +169,11 @@ static int make_plan(subject *s) {
     kvc_attention_desc desc = {.struct_size = sizeof desc};
     kvc_explanation explanation = {.struct_size = sizeof explanation};
     if (kvc_attention_desc_for(&desc, s->cache, 0) != KVC_OK) return cli_fail_library("plan");
+    if (kvc_threads_new(&s->threads, (int)s->options->threads) != KVC_OK)
+        return cli_fail_library("--threads");
+    const kvc_executor executor = kvc_threads_executor(s->threads);
     desc.q_heads = s->options->q_heads;
+    desc.executor = s->options->threads > 1 ? &executor : NULL;
     if (kvc_attention_plan(&s->plan, &desc) != KVC_OK ||
         kvc_attention_explain(&explanation, s->plan, s->cache, 0) != KVC_OK)
         return cli_fail_library("plan");
@@ -175,6 +183,7 @@ static int make_plan(subject *s) {
 
 static void drop(subject *s) {
     kvc_attention_free(s->plan);
+    kvc_threads_free(s->threads);
     kvc_array_release(&s->q);
     kvc_array_release(&s->out);
     kvc_cache_free(s->cache);
@@ -191,26 +200,46 @@ static int attend(subject *s, int64_t layer) {
                : cli_fail_library("attention");
 }
 
-/* Reads what one run reads, head by head as it lies. */
-static uint64_t read_layer(const kvc_array *kv, int variant) {
+/* What one run reads: the heads of k, then those of v. */
+typedef struct reading {
+    const kvc_array *k, *v;
+    int variant;
+    _Atomic(uint64_t) sum; /* or nobody would have to read */
+} reading;
+
+/* Reads one head as it lies. */
+static void read_head(void *argument, int64_t index, int thread) {
+    reading *r = argument;
+    const int64_t heads = r->k->shape[1];
+    const kvc_array *kv = index < heads ? r->k : r->v;
     const size_t element = kvc_dtype_size_bytes(kv->dtype);
     const size_t bytes = (size_t)(kv->shape[2] * kv->shape[3]) * element;
-    uint64_t sum = 0;
-    for (int64_t head = 0; head < kv->shape[1]; head++)
-        sum += floor_read(
-            variant, (const char *)kv->data + (size_t)(head * kv->strides[1]) * element, bytes);
-    return sum;
+    const size_t offset = (size_t)(index % heads * kv->strides[1]) * element;
+    (void)thread;
+    r->sum += floor_read(r->variant, (const char *)kv->data + offset, bytes);
+}
+
+static void read_layer(subject *s, const kvc_array *k, const kvc_array *v, int variant) {
+    static volatile uint64_t sink;
+    reading r = {.k = k, .v = v, .variant = variant};
+    const int64_t count = 2 * k->shape[1];
+    if (s->options->threads > 1) {
+        const kvc_executor executor = kvc_threads_executor(s->threads);
+        executor.parallel_for(executor.context, count, read_head, &r);
+    } else {
+        for (int64_t i = 0; i < count; i++) read_head(&r, i, 0);
+    }
+    sink = sink + r.sum;
 }
 
 /* One pass of plain reading over all layers; samples may be NULL. Returns the nanoseconds. */
 static int read_pass(subject *s, int variant, stats_samples *samples, uint64_t *spent_ns) {
-    static volatile uint64_t sink; /* or nobody would have to read */
     *spent_ns = 0;
     for (int64_t layer = 0; layer < s->row->layers; layer++) {
         kvc_array k, v;
         if (kvc_cache_view(s->cache, layer, &k, &v) != KVC_OK) return cli_fail_library("cache");
         const uint64_t start_ns = stats_now_ns();
-        sink = sink + read_layer(&k, variant) + read_layer(&v, variant);
+        read_layer(s, &k, &v, variant);
         const uint64_t ns = stats_now_ns() - start_ns;
         kvc_array_release(&k);
         kvc_array_release(&v);
@@ -304,8 +333,9 @@ static void print_table(const options *o, const machine *m, const row *rows) {
     char line[256], n[8][REPORT_ROOM];
     machine_line(line, sizeof line, m);
     printf("Attention of one query position: %" PRId64 " query heads, %" PRId64 " kv heads, "
-           "dimension %" PRId64 ", %s, 1 thread\n%s\n\n",
-           o->q_heads, o->kv_heads, o->dim, kvc_dtype_name(o->dtype), line);
+           "dimension %" PRId64 ", %s, %" PRId64 " thread%s\n%s\n\n",
+           o->q_heads, o->kv_heads, o->dim, kvc_dtype_name(o->dtype), o->threads,
+           o->threads == 1 ? "" : "s", line);
     printf("%8s %9s %7s %9s %9s %9s %7s %7s %7s  %s\n", "", "K+V", "", "p50", "p99", "max", "",
            "floor", "ratio", "");
     printf("%8s %9s %7s %9s %9s %9s %7s %7s %7s  %s\n", "context", "a run", "layers", "us", "us",
@@ -331,10 +361,10 @@ static void print_table(const options *o, const machine *m, const row *rows) {
 
 static json_t *new_row(const options *o, const row *r) {
     return json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:I, s:I, s:I}",
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:I, s:I, s:I}",
         "dtype", kvc_dtype_name(o->dtype), "q_heads", (json_int_t)o->q_heads, "kv_heads",
         (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->dim, "context", (json_int_t)r->context,
-        "threads", 1, "p50_us", report_json_number(r->run_us.p50), "p99_us",
+        "threads", (json_int_t)o->threads, "p50_us", report_json_number(r->run_us.p50), "p99_us",
         report_json_number(r->run_us.p99), "max_us", report_json_number(r->run_us.max), "gbps",
         report_json_number(gbps(r, r->run_us.p50)), "floor_gbps",
         report_json_number(gbps(r, r->floor_us.p50)), "ratio", report_json_number(ratio(r)), "path",
@@ -390,6 +420,7 @@ enum {
     OPTION_DTYPE,
     OPTION_CONTEXTS,
     OPTION_ROTATE,
+    OPTION_THREADS,
     OPTION_JSON,
     OPTION_TRACE
 };
@@ -400,6 +431,7 @@ static const struct option option_table[] = {
     {"dtype", required_argument, NULL, OPTION_DTYPE},
     {"contexts", required_argument, NULL, OPTION_CONTEXTS},
     {"rotate", required_argument, NULL, OPTION_ROTATE},
+    {"threads", required_argument, NULL, OPTION_THREADS},
     {"json", no_argument, NULL, OPTION_JSON},
     {"trace", required_argument, NULL, OPTION_TRACE},
     CLI_OPTIONS_END,
@@ -415,6 +447,7 @@ static bool read_option(options *o, int option) {
         return cli_list_int64("--contexts", optarg, 1, 1 << 24, o->contexts, MOST_CONTEXTS,
                               &o->context_count);
     case OPTION_ROTATE: return cli_int64("--rotate", optarg, 1, 1 << 20, &o->rotate_mib);
+    case OPTION_THREADS: return cli_int64("--threads", optarg, 1, KVC_THREADS_MAX, &o->threads);
     case OPTION_JSON: return o->json = true;
     case OPTION_TRACE: return (o->trace = optarg) != NULL;
     default: return false; /* cli_next has told */
@@ -426,6 +459,7 @@ int kvc_tool_bench_attend(int argc, char **argv) {
                  .kv_heads = 8,
                  .dim = 128,
                  .dtype = KVC_BF16,
+                 .threads = 1,
                  .contexts = {1024, 4096, 16384},
                  .context_count = 3};
     for (int option; (option = cli_next(argc, argv, option_table)) != CLI_END;) {
