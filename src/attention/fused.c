@@ -278,9 +278,9 @@ void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, float
     const int64_t heads = job->batch * job->kv_heads;
     run call = {.job = job,
                 .schedule = schedule,
-                .workers = scratch,
-                .partials = scratch + schedule->worker_floats * (size_t)executor->threads,
                 .row_blocks = (job->group * job->queries + ROWS - 1) / ROWS};
+    call.workers = scratch;
+    call.partials = scratch + schedule->worker_floats * (size_t)executor->threads;
     const int64_t parts = heads * call.row_blocks * schedule->splits;
     if (executor->parallel_for)
         executor->parallel_for(executor->context, parts, attend_part, &call);

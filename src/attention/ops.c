@@ -1,5 +1,8 @@
 #include "attention/ops.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,12 +14,19 @@ static bool is_generic_wanted(void) {
     return cap && strcmp(cap, "generic") == 0;
 }
 
+#if defined(__x86_64__)
+/* clang 14 has no name for it. */
+static bool has_f16c(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
+
 static void choose(void) {
     kvc__ops_generic(&best);
     if (is_generic_wanted()) return;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         kvc__ops_avx2(&best);
 #elif defined(__aarch64__)
     kvc__ops_neon(&best);

@@ -27,6 +27,9 @@
 
 #define SLOT KVC__OPS_SLOT
 
+/* Elements that a loader takes. */
+#define UNIT ((int64_t)2 * W)
+
 typedef void (*load_fn)(vf *x, vf *y, const void *from);
 
 /* How far ahead of their use rows are asked for: about the latency of memory times its speed. */
@@ -53,7 +56,7 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
             prefetch_row(row[i] + PREFETCH_ROWS * k->step_bytes, row_bytes);
         }
         for (int i = 0; i < W; i++) sum[i] = v_set(0);
-        for (int64_t d = 0; d < width; d += 2 * W) {
+        for (int64_t d = 0; d < width; d += UNIT) {
             if (R == 1) { /* the query in registers, one key after another */
                 const vf qx = v_load(t->q + d), qy = v_load(t->q + d + W);
                 for (int i = 0; i < keys; i++) {
@@ -86,7 +89,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     for (int i = 0; i < R * UNITS; i++) sum[i][0] = sum[i][1] = v_set(0);
     const char *row = v->data + d * element_bytes;
     /* A line that several passes share is asked for by one of them a row, in turn. */
-    const int64_t pass_bytes = (int64_t)UNITS * 2 * W * element_bytes;
+    const int64_t pass_bytes = (int64_t)UNITS * UNIT * element_bytes;
     const int64_t passes = pass_bytes < LINE_BYTES ? LINE_BYTES / pass_bytes : 1;
     const int64_t turn = d * element_bytes / pass_bytes % passes;
     for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
@@ -95,7 +98,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
             __builtin_prefetch(row + PREFETCH_ROWS * v->step_bytes + at, 0, 3);
         for (int u = 0; u < UNITS; u++) {
             vf x, y;
-            load(&x, &y, row + u * 2 * W * element_bytes);
+            load(&x, &y, row + u * UNIT * element_bytes);
             for (int r = 0; r < R; r++) {
                 const vf weight = v_set(p[j * step + r]);
                 sum[u * R + r][0] += weight * x;
@@ -105,7 +108,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     }
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++) {
-            float *out = sums + r * width + d + u * 2 * W;
+            float *out = sums + r * width + d + u * UNIT;
             v_store(out, v_load(out) * v_set(factor[r]) + sum[u * R + r][0]);
             v_store(out + W, v_load(out + W) * v_set(factor[r]) + sum[u * R + r][1]);
         }
@@ -124,10 +127,10 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
                                  left < SLAB ? left : SLAB};
         const float *scale = j == 0 ? factor : ones;
         int64_t d = 0;
-        for (; d + units * 2 * W <= width; d += units * 2 * W)
+        for (; d + units * UNIT <= width; d += units * UNIT)
             weigh_units(sums, p + j * step, step, scale, &slab, width, d, R, units, load,
                         element_bytes);
-        for (; d < width; d += 2 * W)
+        for (; d < width; d += UNIT)
             weigh_units(sums, p + j * step, step, scale, &slab, width, d, R, 1, load,
                         element_bytes);
     }
