@@ -9,7 +9,7 @@
 #include "append_measure.h"
 #include "cli.h"
 
-enum { REPEATS = 5, CONCAT_REPEATS = 2 };
+enum { REPEATS = 9, CONCAT_REPEATS = 2 };
 
 /* In the child: a run from an empty pool, its last steps measured on memory never touched. */
 static int measure(const append_plan *plan, append_kind kind, append_row *row) {

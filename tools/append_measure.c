@@ -229,28 +229,45 @@ static int warm_up(lanes *all) {
     return status;
 }
 
-static int run_rounds(lanes *all) {
-    int status = warm_up(all);
-    const uint64_t start_ns = stats_now_ns();
+/* Contexts take turns, up and down the list, and have as many rounds each: rows of one table then
+ * differ by context, not by how fast the machine was when each was measured. */
+static int run_rounds(lanes *all, size_t contexts) {
+    int status = CLI_DONE;
+    for (size_t i = 0; i < contexts && status == CLI_DONE; i++) status = warm_up(&all[i]);
+    const uint64_t start_ns = stats_now_ns(), budget_ns = contexts * CONTEXT_BUDGET_NS;
     for (size_t round = 1; round <= MOST_ROUNDS && status == CLI_DONE; round++) {
-        if (round > LEAST_ROUNDS && stats_now_ns() - start_ns > CONTEXT_BUDGET_NS) break;
-        cli_progress("context %lld, warm: round %zu", (long long)all->plan->context, round);
-        status = run_round(all, round);
+        if (round > LEAST_ROUNDS && stats_now_ns() - start_ns > budget_ns) break;
+        for (size_t i = 0; i < contexts && status == CLI_DONE; i++) {
+            lanes *one = &all[round % 2 ? i : contexts - 1 - i];
+            cli_progress("context %lld, warm: round %zu", (long long)one->plan->context, round);
+            status = run_round(one, round);
+        }
     }
     return status;
 }
 
-int append_measure_warm(const append_plan *plan, append_row *rows, size_t *count) {
-    lanes all;
-    int status = open_lanes(&all, plan, false);
-    if (status == CLI_DONE) status = run_rounds(&all);
-    for (size_t i = 0; i < all.count && status == CLI_DONE; i++) {
-        rows[i] = (append_row){.kind = all.lane[i].kind, .context = plan->context};
-        append_sum_up(&all.lane[i].samples, &rows[i]);
+/* The rows of one context. */
+static size_t sum_up_lanes(lanes *all, append_row *rows) {
+    for (size_t i = 0; i < all->count; i++) {
+        rows[i] = (append_row){.kind = all->lane[i].kind, .context = all->plan->context};
+        append_sum_up(&all->lane[i].samples, &rows[i]);
     }
-    *count = all.count;
-    append_set_ratios(rows, all.count, APPEND_MEMCPY);
-    close_lanes(&all);
+    append_set_ratios(rows, all->count, APPEND_MEMCPY);
+    return all->count;
+}
+
+int append_measure_warm(const append_plan *plans, size_t contexts, append_row *rows,
+                        size_t *count) {
+    *count = 0;
+    lanes *all = calloc(contexts, sizeof *all);
+    int status = all ? CLI_DONE : cli_fail("no memory for %zu contexts", contexts);
+    for (size_t i = 0; i < contexts && status == CLI_DONE; i++)
+        status = open_lanes(&all[i], &plans[i], false);
+    if (status == CLI_DONE) status = run_rounds(all, contexts);
+    for (size_t i = 0; i < contexts && status == CLI_DONE; i++)
+        *count += sum_up_lanes(&all[i], rows + *count);
+    for (size_t i = 0; all && i < contexts; i++) close_lanes(&all[i]);
+    free(all);
     return status;
 }
 

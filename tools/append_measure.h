@@ -61,11 +61,13 @@ void append_set_ratios(append_row *rows, size_t count, append_kind floor);
 /** Steps of one start: concat takes a fraction of a second each and needs no more than a few. */
 int64_t append_steps_of(const append_plan *plan, append_kind kind);
 
-/** Measures one context warm: the pool of each strategy holds what an earlier run gave back.
- * @param rows   room for APPEND_STRATEGIES; receives *count */
-int append_measure_warm(const append_plan *plan, append_row *rows, size_t *count);
+/** Measures contexts warm, in turns: the pool of each strategy holds what an earlier run gave back.
+ * @param plans  [contexts], alike but for the context
+ * @param rows   room for contexts × APPEND_STRATEGIES; receives *count */
+int append_measure_warm(const append_plan *plans, size_t contexts, append_row *rows, size_t *count);
 
-/** Bytes that append_measure_warm and append_measure_cold may hold at once. */
+/** Bytes that a context takes in append_measure_warm (which holds all at once) and in
+ * append_measure_cold. */
 uint64_t append_warm_bytes(const append_plan *plan);
 uint64_t append_cold_bytes(const append_plan *plan);
 

@@ -158,15 +158,20 @@ static append_plan plan_for(const options *o, size_t context) {
 
 /* Everything that can be found out before measuring. */
 static int check(const options *o, const machine *m) {
+    uint64_t warm = 0, cold = 0;
+    char what[48];
     for (size_t i = 0; i < o->context_count; i++) {
-        char what[48];
         const append_plan plan = plan_for(o, i);
-        const uint64_t warm = append_warm_bytes(&plan), cold = append_cold_bytes(&plan);
-        (void)snprintf(what, sizeof what, "context %" PRId64, plan.context);
-        if (!machine_has_room(m, o->cold && cold > warm ? cold : warm, what,
-                              "--contexts, --caches or --strategies"))
-            return CLI_FAILED;
+        const uint64_t one = o->cold ? append_cold_bytes(&plan) : 0;
+        warm += append_warm_bytes(&plan);
+        cold = one > cold ? one : cold;
     }
+    if (o->context_count == 1)
+        (void)snprintf(what, sizeof what, "context %" PRId64, o->contexts[0]);
+    else (void)snprintf(what, sizeof what, "these %zu contexts", o->context_count);
+    if (!machine_has_room(m, cold > warm ? cold : warm, what,
+                          "--contexts, --caches or --strategies"))
+        return CLI_FAILED;
     if (o->plot && append_plot_check(o->plot) != CLI_DONE) return CLI_FAILED;
     if (!o->trace) return CLI_DONE;
     return trace_open(o->trace, "the bench's loop and the library's own bookkeeping");
@@ -196,17 +201,21 @@ static int trace_largest(const options *o) {
 
 /* Cold rows first: they fork, and a fresh process should start from a small one. */
 static int measure(const options *o, results *r) {
-    for (int warm = o->cold ? 0 : 1; warm < 2; warm++)
-        for (size_t i = 0; i < o->context_count; i++) {
-            size_t count = 0;
-            const append_plan plan = plan_for(o, i);
-            const int status = warm ? append_measure_warm(&plan, r->rows + r->count, &count)
-                                    : append_measure_cold(&plan, r->rows + r->count, &count);
-            if (status != CLI_DONE) return status;
-            r->count += count;
-        }
+    append_plan plans[MOST_CONTEXTS];
+    size_t count = 0;
+    int status = CLI_DONE;
+    for (size_t i = 0; i < o->context_count; i++) {
+        plans[i] = plan_for(o, i);
+        if (!o->cold) continue;
+        if (append_measure_cold(&plans[i], r->rows + r->count, &count) != CLI_DONE)
+            return CLI_FAILED;
+        r->count += count;
+    }
+    status = append_measure_warm(plans, o->context_count, r->rows + r->count, &count);
+    if (status != CLI_DONE) return status;
+    r->count += count;
     put_in_order(o, r);
-    const int status = o->trace ? trace_largest(o) : CLI_DONE;
+    if (o->trace) status = trace_largest(o);
     cli_progress_end();
     return status;
 }
