@@ -260,13 +260,14 @@ int append_measure_warm(const append_plan *plans, size_t contexts, append_row *r
                         size_t *count) {
     *count = 0;
     lanes *all = calloc(contexts, sizeof *all);
-    int status = all ? CLI_DONE : cli_fail("no memory for %zu contexts", contexts);
+    if (!all) return cli_fail("no memory for %zu contexts", contexts);
+    int status = CLI_DONE;
     for (size_t i = 0; i < contexts && status == CLI_DONE; i++)
         status = open_lanes(&all[i], &plans[i], false);
     if (status == CLI_DONE) status = run_rounds(all, contexts);
     for (size_t i = 0; i < contexts && status == CLI_DONE; i++)
         *count += sum_up_lanes(&all[i], rows + *count);
-    for (size_t i = 0; all && i < contexts; i++) close_lanes(&all[i]);
+    for (size_t i = 0; i < contexts; i++) close_lanes(&all[i]);
     free(all);
     return status;
 }
