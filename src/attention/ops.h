@@ -33,7 +33,7 @@ typedef struct kvc__tile {
 typedef struct kvc__block {
     const char *data;
     int64_t step_bytes; /**< from position to position */
-    int64_t count;      /**< 1 to KVC__BLOCK; nothing behind them is read */
+    int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
 } kvc__block;
 
 /** Takes one block into a tile: scores, online softmax, weighted sums.

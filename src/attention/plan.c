@@ -138,6 +138,7 @@ kvc_status kvc_attention_plan(kvc_attention **out, const kvc_attention_desc *des
     const uintptr_t end = (uintptr_t)memory + sizeof *plan;
     const size_t gap = -end % KVC_ALIGNMENT_BYTES;
     plan->desc = d;
+    plan->desc.executor = NULL; /* copied: the caller's struct may go */
     plan->path = path;
     plan->schedule = parts;
     plan->bytes = bytes;

@@ -120,8 +120,9 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
       const int64_t element_bytes) {
     const int units = 4 / R; /* eight accumulators: enough to hide the latency of a sum */
     static const float ones[4] = {1, 1, 1, 1};
-    /* A few rows at a time, so that memory is asked for in its own order, line after line. */
-    for (int64_t j = 0; j < v->count; j += SLAB) {
+    /* A few rows at a time, so that memory is asked for in its own order, line after line. The
+     * first time around even without rows: the factor is due all the same. */
+    for (int64_t j = 0; j == 0 || j < v->count; j += SLAB) {
         const int64_t left = v->count - j;
         const kvc__block slab = {v->data + j * v->step_bytes, v->step_bytes,
                                  left < SLAB ? left : SLAB};

@@ -231,6 +231,28 @@ static void attention__lets_scores_of_minus_infinity_weigh_nothing(void **state)
     }
 }
 
+/* Where a block of positions begins, one query sees none of it and the next ones see a few, the
+ * first of which outweighs all before: what they have summed up must shrink to nothing. */
+static void attention__forgets_what_a_later_score_outweighs(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(15);
+    for (int64_t start = 32; start <= 256; start += 32)
+        for (int64_t queries = 2; queries <= 9; queries++)
+            for (int64_t group = 1; group <= 3; group++) {
+                const test_case c = {.q_heads = group,
+                                     .key_dim = 16,
+                                     .queries = queries,
+                                     .length = start + queries - 1,
+                                     .scale = 1};
+                test_problem p = test_problem_new(&c, &seed);
+                for (int64_t h = 0; h < group; h++)
+                    for (int64_t i = 0; i < queries; i++) test_set(&p.q.array, 0, h, i, 0, 1);
+                test_set(&p.k.array, 0, 0, start, 0, 100);
+                test_compare_paths(&p);
+                test_problem_free(&p);
+            }
+}
+
 static void attention__does_not_overflow_at_the_largest_scores(void **state) {
     (void)state;
     uint64_t seed = test_seed(12);
@@ -367,6 +389,7 @@ int main(void) {
         cmocka_unit_test(attention__gives_zeros_to_queries_that_see_nothing),
         cmocka_unit_test(attention__shows_nan_to_those_who_see_it),
         cmocka_unit_test(attention__lets_scores_of_minus_infinity_weigh_nothing),
+        cmocka_unit_test(attention__forgets_what_a_later_score_outweighs),
         cmocka_unit_test(attention__does_not_overflow_at_the_largest_scores),
         cmocka_unit_test(attention__reads_nothing_behind_the_last_row),
         cmocka_unit_test(attention__writes_its_elements_and_nothing_else),
