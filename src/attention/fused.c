@@ -37,7 +37,7 @@ static int64_t smaller(int64_t a, int64_t b) {
 }
 
 static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
-    return ops->tiles[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
+    return ops->score[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
            value_dim % ops->unit == 0;
 }
 
@@ -176,23 +176,27 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
     const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
     const kvc__block v =
         block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    const int slot = dtype_slot(w);
     int64_t rows;
     for (int64_t r = 0; r < w->rows; r += rows) {
         const int size = w->rows - r >= 4 ? 2 : w->rows - r >= 2 ? 1 : 0; /* log2 of its rows */
-        int64_t seen[4];
+        kvc__range seen[4];
+        float factor[4];
         rows = (int64_t)1 << size;
         for (int64_t i = 0; i < rows; i++) {
             const int64_t left = kvc__visible(job, (w->first + r + i) / job->group) - start;
-            seen[i] = left < 0 ? 0 : smaller(left, count);
+            seen[i] = (kvc__range){0, left < 0 ? 0 : smaller(left, count)};
         }
-        if (seen[rows - 1] == 0) continue;
+        if (seen[rows - 1].end == 0) continue;
         kvc__tile tile = {w->q + r * w->key_width,
                           w->sums + r * w->value_width,
                           w->max + r,
                           w->total + r,
                           w->key_width,
                           w->value_width};
-        w->ops->tiles[dtype_slot(w)][size](&tile, &k, &v, seen, w->scores);
+        w->ops->score[slot][size](&tile, &k, w->scores);
+        w->ops->soften[size](&tile, seen, count, w->scores, factor);
+        w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
     }
 }
 

@@ -36,11 +36,28 @@ typedef struct kvc__block {
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
 } kvc__block;
 
-/** Takes one block into a tile: scores, online softmax, weighted sums.
- * @param seen  [R], positions of the block that each row sees, 0 to count, never decreasing
- * @param s     [KVC__SCORES], scratch, 64-byte aligned */
-typedef void (*kvc__tile_fn)(kvc__tile *tile, const kvc__block *k, const kvc__block *v,
-                             const int64_t *seen, float *s);
+/** Positions [begin, end) of a block: what a row sees of it. Empty where end <= begin. */
+typedef struct kvc__range {
+    int64_t begin, end;
+} kvc__range;
+
+/** A tile takes in a block in three steps, between which the caller may change scores.
+ * Scores: s[j][r] = q[r] · k[j], of all positions of the block.
+ * @param s  [KVC__SCORES], 64-byte aligned */
+typedef void (*kvc__score_fn)(const kvc__tile *tile, const kvc__block *k, float *s);
+
+/** Online softmax: turns the scores that rows see into weights, those that they do not into 0.
+ * @param seen    [R], within the block; neither end decreases from row to row
+ * @param factor  [R], what the sums so far scale by */
+typedef void (*kvc__soften_fn)(kvc__tile *tile, const kvc__range *seen, int64_t count, float *s,
+                               float *factor);
+
+/** Weighted sums: sums[r] = sums[r] · factor[r] + Σ_j s[j][r] v[j] over what row r sees. */
+typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__range *seen,
+                              const float *s, const float *factor);
+
+/** Tiles of 1, 2 and 4 rows: the log2 of the rows is the place in a table. */
+#define KVC__TILES 3
 
 /** The place of a dtype in a table. */
 #define KVC__OPS_SLOT(dtype) ((int)(dtype) - (int)KVC_F32)
@@ -48,8 +65,10 @@ typedef void (*kvc__tile_fn)(kvc__tile *tile, const kvc__block *k, const kvc__bl
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
     const char *name;
-    int unit;                 /**< elements that a loader takes at a time */
-    kvc__tile_fn tiles[3][3]; /**< [f32, f16, bf16][1, 2, 4 rows]; NULL: copy to f32 first */
+    int unit;                           /**< elements that a loader takes at a time */
+    kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
+    kvc__weigh_fn weigh[3][KVC__TILES];
+    kvc__soften_fn soften[KVC__TILES];
     uint8_t place[3][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
 } kvc__ops;
 

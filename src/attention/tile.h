@@ -172,12 +172,14 @@ static inline float lanes_sum(vf x, int r, int R) {
 }
 
 /* Turns scores into weights exp(score - max so far); sets factor, what earlier sums scale by. */
-static inline __attribute__((always_inline)) void soften(float *restrict s, kvc__tile *t,
-                                                         const int64_t *seen, int64_t count,
+static inline __attribute__((always_inline)) void soften(kvc__tile *t, const kvc__range *seen,
+                                                         int64_t count, float *restrict s,
                                                          float *factor, const int R) {
     const int64_t padded = (count * R + W - 1) / W * W;
-    for (int r = 0; r < R; r++)
-        for (int64_t j = seen[r]; j * R + r < padded; j++) s[j * R + r] = -INFINITY;
+    for (int r = 0; r < R; r++) {
+        for (int64_t j = 0; j < seen[r].begin; j++) s[j * R + r] = -INFINITY;
+        for (int64_t j = seen[r].end; j * R + r < padded; j++) s[j * R + r] = -INFINITY;
+    }
 
     vf most = v_load(s), sum = v_set(0), base;
     for (int64_t i = W; i < padded; i += W) most = v_max(v_load(s + i), most);
@@ -198,42 +200,66 @@ static inline __attribute__((always_inline)) void soften(float *restrict s, kvc_
     for (int r = 0; r < R; r++) t->total[r] = t->total[r] * factor[r] + lanes_sum(sum, r, R);
 }
 
-/* One tile over one block. */
-static inline __attribute__((always_inline)) void attend(kvc__tile *t, const kvc__block *k,
-                                                         const kvc__block *v, const int64_t *seen,
-                                                         float *s, const int R, const load_fn load,
-                                                         const int64_t element_bytes) {
-    float factor[4];
-    int64_t all = seen[0]; /* positions that every row sees */
-    for (int r = 1; r < R; r++) all = seen[r] < all ? seen[r] : all;
+/* Positions [begin, end) of a block, into the sums of one row. */
+static inline __attribute__((always_inline)) void
+weigh_row(kvc__tile *t, const kvc__block *v, int64_t begin, int64_t end, const float *s, int r,
+          const int R, const load_fn load, const int64_t element_bytes) {
+    const float one = 1;
+    const kvc__block part = {v->data + begin * v->step_bytes, v->step_bytes, end - begin};
+    if (begin < end)
+        weigh(t->sums + r * t->value_width, s + begin * R + r, R, &one, &part, t->value_width, 1,
+              load, element_bytes);
+}
 
-    score(s, t, k, R, load, element_bytes);
-    soften(s, t, seen, k->count, factor, R);
-    kvc__block shared = *v;
-    shared.count = all;
-    weigh(t->sums, s, R, factor, &shared, t->value_width, R, load, element_bytes);
+static inline __attribute__((always_inline)) void
+weigh_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const float *s,
+           const float *factor, const int R, const load_fn load, const int64_t element_bytes) {
+    kvc__range all = seen[0]; /* what every row sees, if it is not empty */
+    for (int r = 1; r < R; r++) {
+        if (seen[r].begin > all.begin) all.begin = seen[r].begin;
+        if (seen[r].end < all.end) all.end = seen[r].end;
+    }
+    if (all.end < all.begin) all.end = all.begin;
+    const kvc__block shared = {v->data + all.begin * v->step_bytes, v->step_bytes,
+                               all.end - all.begin};
+    weigh(t->sums, s + all.begin * R, R, factor, &shared, t->value_width, R, load, element_bytes);
 
     /* What only some see goes row by row: a weight of 0 times NaN would reach the others. */
-    const float one = 1;
     for (int r = 0; r < R; r++) {
-        kvc__block rest = *v;
-        rest.data += all * v->step_bytes;
-        rest.count = seen[r] - all;
-        if (rest.count > 0)
-            weigh(t->sums + r * t->value_width, s + all * R + r, R, &one, &rest, t->value_width, 1,
-                  load, element_bytes);
+        const int64_t left = seen[r].end < all.begin ? seen[r].end : all.begin;
+        const int64_t right = seen[r].begin > all.end ? seen[r].begin : all.end;
+        weigh_row(t, v, seen[r].begin, left, s, r, R, load, element_bytes);
+        weigh_row(t, v, right, seen[r].end, s, r, R, load, element_bytes);
     }
 }
 
-#define TILE(name, R, load, element_bytes)                                                         \
-    static void name(kvc__tile *t, const kvc__block *k, const kvc__block *v, const int64_t *seen,  \
-                     float *s) {                                                                   \
-        attend(t, k, v, seen, s, R, load, element_bytes);                                          \
+#define SOFTEN(R)                                                                                  \
+    static void soften_##R(kvc__tile *t, const kvc__range *seen, int64_t count, float *s,          \
+                           float *factor) {                                                        \
+        soften(t, seen, count, s, factor, R);                                                      \
+    }
+SOFTEN(1)
+SOFTEN(2)
+SOFTEN(4)
+
+#define TILE(dtype, R, load, element_bytes)                                                        \
+    static void score_##R##_##dtype(const kvc__tile *t, const kvc__block *k, float *s) {           \
+        score(s, t, k, R, load, element_bytes);                                                    \
+    }                                                                                              \
+    static void weigh_##R##_##dtype(kvc__tile *t, const kvc__block *v, const kvc__range *seen,     \
+                                    const float *s, const float *factor) {                         \
+        weigh_seen(t, v, seen, s, factor, R, load, element_bytes);                                 \
     }
 #define TILES(dtype, load, element_bytes)                                                          \
-    TILE(tile_1_##dtype, 1, load, element_bytes)                                                   \
-    TILE(tile_2_##dtype, 2, load, element_bytes)                                                   \
-    TILE(tile_4_##dtype, 4, load, element_bytes)
+    TILE(dtype, 1, load, element_bytes)                                                            \
+    TILE(dtype, 2, load, element_bytes)                                                            \
+    TILE(dtype, 4, load, element_bytes)
+
+/* A row of the table. */
+#define SCORES(dtype)                                                                              \
+    { score_1_##dtype, score_2_##dtype, score_4_##dtype }
+#define WEIGHS(dtype)                                                                              \
+    { weigh_1_##dtype, weigh_2_##dtype, weigh_4_##dtype }
 
 TILES(f32, v_load_f32, 4)
 #ifndef TILES_F16
@@ -264,14 +290,17 @@ static void fill_ops(kvc__ops *ops, const char *name) {
     *ops = (kvc__ops){
         .name = name,
         .unit = 2 * W,
-        .tiles = {[SLOT(KVC_F32)] = {tile_1_f32, tile_2_f32, tile_4_f32},
-                  [SLOT(KVC_BF16)] = {tile_1_bf16, tile_2_bf16, tile_4_bf16}},
+        .score = {[SLOT(KVC_F32)] = SCORES(f32), [SLOT(KVC_BF16)] = SCORES(bf16)},
+        .weigh = {[SLOT(KVC_F32)] = WEIGHS(f32), [SLOT(KVC_BF16)] = WEIGHS(bf16)},
+        .soften = {soften_1, soften_2, soften_4},
     };
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
 #if TILES_F16
-    const kvc__tile_fn f16[3] = {tile_1_f16, tile_2_f16, tile_4_f16};
-    memcpy(ops->tiles[SLOT(KVC_F16)], f16, sizeof f16);
+    const kvc__score_fn scores[KVC__TILES] = SCORES(f16);
+    const kvc__weigh_fn weighs[KVC__TILES] = WEIGHS(f16);
+    memcpy(ops->score[SLOT(KVC_F16)], scores, sizeof scores);
+    memcpy(ops->weigh[SLOT(KVC_F16)], weighs, sizeof weighs);
     order_of(ops->place[SLOT(KVC_F16)], v_load_f16, KVC_F16);
 #endif
 }
