@@ -155,6 +155,7 @@ static void end_rows(const work *w) {
             const float sum = sums[d / unit * unit + places(w)[d % unit]];
             store_element(out, job->out.dtype, d, blind ? 0 : sum * scale);
         }
+        kvc__store_lse(job, w->batch, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
 

@@ -9,6 +9,7 @@
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,6 +44,7 @@ typedef struct kvc__job {
     float scale;
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+    kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
 /** Returns how many keys query i sees: those before it and its own, aligned to the last key. */
@@ -57,6 +59,14 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
     return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
+/** Writes a row's log-sum-exp, where it is asked for. A total of 0 gives -inf. */
+static inline void kvc__store_lse(const kvc__job *job, int64_t b, int64_t head, int64_t i,
+                                  double max, double total) {
+    if (!job->lse.data) return;
+    float *to = (float *)(void *)kvc__at(&job->lse, b, head, i, 0);
+    *to = total == 0 ? -INFINITY : (float)(max + log(total));
 }
 
 /** The truth: one query at a time, two passes over the keys, f64 throughout, any strides.

@@ -42,6 +42,7 @@ static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, 
     }
     for (int64_t d = 0; d < job->value_dim; d++)
         store(&job->out, b, head, i, d, total == 0 ? 0 : sums[d] / total);
+    kvc__store_lse(job, b, head, i, max, total);
 }
 
 void kvc__attend_reference(const kvc__job *job, double *sums) {

@@ -73,6 +73,12 @@ void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed) {
     }
 }
 
+static test_tensor new_lse(const test_case *c) {
+    test_tensor t = test_tensor_new(KVC_F32, c->out_layout, c->batch, c->q_heads, c->queries, 1);
+    t.array.ndim = 3; /* the last dimension, of 1, stays readable */
+    return t;
+}
+
 test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     test_case c = *given;
     if (c.batch == 0) c.batch = 1;
@@ -91,6 +97,7 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
         .v = test_tensor_new(c.kv_dtype, c.kv_layout, c.batch, c.kv_heads, c.length, c.value_dim),
         .out =
             test_tensor_new(c.out_dtype, c.out_layout, c.batch, c.q_heads, c.queries, c.value_dim),
+        .lse = new_lse(&c),
     };
     test_fill_random(&p.q.array, c.amplitude, seed);
     test_fill_random(&p.k.array, c.amplitude, seed);
@@ -103,6 +110,7 @@ void test_problem_free(test_problem *p) {
     test_tensor_free(&p->k);
     test_tensor_free(&p->v);
     test_tensor_free(&p->out);
+    test_tensor_free(&p->lse);
 }
 
 kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
@@ -121,32 +129,75 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
     };
 }
 
+kvc_attention_extras test_extras(test_problem *p) {
+    return (kvc_attention_extras){.struct_size = sizeof(kvc_attention_extras),
+                                  .lse = &p->lse.array};
+}
+
 void test_run(const test_problem *p, kvc_path path) {
     const kvc_attention_desc desc = test_desc(p, path);
+    test_problem own = *p;
+    const kvc_attention_extras extras = test_extras(&own);
     kvc_attention *plan;
-    kvc_array out = p->out.array;
     assert_ok(kvc_attention_plan(&plan, &desc));
-    const kvc_status status =
-        kvc_attention_run_kv(plan, &p->k.array, &p->v.array, &p->q.array, &out);
+    const kvc_status status = kvc_attention_run_kv(plan, &own.k.array, &own.v.array, &own.q.array,
+                                                   &own.out.array, &extras);
     kvc_attention_free(plan);
     assert_ok(status);
 }
 
-static double largest_score(const test_problem *p) {
+/* scale · q[b][h][i] · k[b][h / group][j] */
+static double score_of(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
     const test_case *c = &p->c;
     const int64_t group = c->q_heads / c->kv_heads;
     const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
+    double sum = 0;
+    for (int64_t d = 0; d < c->key_dim; d++)
+        sum += test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
+    return scale * sum;
+}
+
+static bool sees(const test_case *c, int64_t i, int64_t j) {
+    return c->not_causal || j <= c->length - c->queries + i;
+}
+
+/* One row; returns its log-sum-exp. */
+static double attend_row(const test_problem *p, int64_t b, int64_t h, int64_t i, double *out) {
+    const test_case *c = &p->c;
+    const int64_t kv_head = h / (c->q_heads / c->kv_heads);
+    double most = -INFINITY, total = 0;
+    for (int64_t j = 0; j < c->length; j++)
+        if (sees(c, i, j)) most = fmax(most, score_of(p, b, h, i, j));
+    for (int64_t d = 0; d < c->value_dim; d++) out[d] = 0;
+    if (most == -INFINITY) return most;
+    for (int64_t j = 0; j < c->length; j++) {
+        if (!sees(c, i, j)) continue;
+        const double weight = exp(score_of(p, b, h, i, j) - most);
+        if (weight == 0) continue;
+        total += weight;
+        for (int64_t d = 0; d < c->value_dim; d++)
+            out[d] += weight * test_get(&p->v.array, b, kv_head, j, d);
+    }
+    for (int64_t d = 0; d < c->value_dim; d++) out[d] /= total;
+    return most + log(total);
+}
+
+void test_attend(const test_problem *p, double *out, double *lse) {
+    const test_case *c = &p->c;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t h = 0; h < c->q_heads; h++)
+            for (int64_t i = 0; i < c->queries; i++, out += c->value_dim)
+                *lse++ = attend_row(p, b, h, i, out);
+}
+
+static double largest_score(const test_problem *p) {
+    const test_case *c = &p->c;
     double largest = 0;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < c->q_heads; h++)
             for (int64_t i = 0; i < c->queries; i++)
-                for (int64_t j = 0; j < c->length; j++) {
-                    double sum = 0;
-                    for (int64_t d = 0; d < c->key_dim; d++)
-                        sum += test_get(&p->q.array, b, h, i, d) *
-                               test_get(&p->k.array, b, h / group, j, d);
-                    largest = fmax(largest, fabs(scale * sum));
-                }
+                for (int64_t j = 0; j < c->length; j++)
+                    largest = fmax(largest, fabs(score_of(p, b, h, i, j)));
     return largest;
 }
 
@@ -159,12 +210,25 @@ static double half_step(kvc_dtype dtype, double value) {
     }
 }
 
+static void compare_lse(const test_problem *p, const test_problem *truth, double largest_score) {
+    FOR_EACH(&p->lse.array, b, h, i, d) {
+        const double given = test_get(&p->lse.array, b, h, i, d);
+        const double wanted = test_get(&truth->lse.array, b, h, i, d);
+        const double bound = 2e-6 + 2.5e-7 * (largest_score + fabs(wanted));
+        if (given != wanted && !(fabs(given - wanted) <= bound))
+            fail_msg("lse[%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, bound "
+                     "%.3g; queries %" PRId64 ", length %" PRId64,
+                     b, h, i, given, wanted, bound, p->c.queries, p->c.length);
+    }
+}
+
 void test_compare_paths(const test_problem *p) {
     const test_case *c = &p->c;
     test_problem truth = *p;
     truth.c.out_dtype = KVC_F32;
     truth.out =
         test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, c->batch, c->q_heads, c->queries, c->value_dim);
+    truth.lse = new_lse(c);
     test_run(&truth, KVC_PATH_REFERENCE);
     test_run(p, KVC_PATH_FUSED);
 
@@ -172,7 +236,9 @@ void test_compare_paths(const test_problem *p) {
     FOR_EACH(&p->v.array, b, h, j, d) {
         largest_v = fmax(largest_v, fabs(test_get(&p->v.array, b, h, j, d)));
     }
-    const double bound = (2e-6 + 2.5e-7 * largest_score(p)) * largest_v;
+    const double largest_s = largest_score(p);
+    const double bound = (2e-6 + 2.5e-7 * largest_s) * largest_v;
+    compare_lse(p, &truth, largest_s);
     FOR_EACH(&p->out.array, b, h, i, d) {
         const double given = test_get(&p->out.array, b, h, i, d);
         const double wanted = test_get(&truth.out.array, b, h, i, d);
@@ -187,4 +253,5 @@ void test_compare_paths(const test_problem *p) {
                      c->q_layout, c->out_layout, c->not_causal);
     }
     test_tensor_free(&truth.out);
+    test_tensor_free(&truth.lse);
 }
