@@ -123,6 +123,27 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
                                                      kvc_array *out,
                                                      const kvc_attention_extras *extras);
 
+/** Merges partial results of the same queries over disjoint sets of keys, as if one run had seen
+ * all keys: parts by other threads, of a shared prefix, from other machines. O(count × elements of
+ * out). out = Σ exp(lses[i] - lse) · outs[i], lse = ln Σ exp(lses[i]), summed up in f64 and rounded
+ * once. What limits the result is that each lses[i] is an f32: a weight may be off by 6e-8 ·
+ * |lses[i]| of itself, about 1e-6 at the scores of usual models. A part whose lse is -inf saw
+ * nothing: its row is not read. Where all are, out is 0 and lse -inf.
+ * @param out    [batch][q_heads][n][value_dim] f32, f16 or bf16, any strides whose last is 1,
+ *               written. May be one of outs, element for element; must not overlap another
+ * @param lse    [batch][q_heads][n] f32, any strides, written; NULL when it is not wanted. May be
+ *               one of lses, as out
+ * @param outs   [count] each shaped as out, of any of these dtypes and strides, borrowed
+ * @param lses   [count] each shaped as lse: extras.lse of the runs that gave outs
+ * @param count  parts, at least 1
+ * @errors KVC_E_INVALID count, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
+ *         argument and both shapes (or dtypes, strides); KVC_E_UNSUPPORTED memory of a device other
+ *         than the cpu. Nothing is written.
+ * @source FlashInfer's merge_states, whose lse is a logarithm to base 2; here it is natural. */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_merge(kvc_array *out, kvc_array *lse,
+                                                    const kvc_array *outs, const kvc_array *lses,
+                                                    size_t count);
+
 /** Says which path a run over this layer takes, and why.
  * @param cache  NULL: the plan alone, as for keys and values in order
  * @errors KVC_E_INVALID no such layer, out->struct_size is not set; KVC_E_SHAPE a layer that the

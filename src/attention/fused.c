@@ -8,9 +8,9 @@
 
 #include "attention/kernel.h"
 #include "attention/ops.h"
+#include "attention/row.h"
 #include "base/checked.h"
 #include "base/error.h"
-#include "base/half.h"
 
 enum { ROWS = 64 }; /* rows worked on together: a block of K and V serves them all */
 
@@ -95,21 +95,6 @@ static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *sc
     w->total = w->max + most;
 }
 
-/* dst[0..n) = src[0..n) in f32 */
-static void load_row(float *restrict dst, const void *restrict src, kvc_dtype dtype, int64_t n) {
-    const uint16_t *restrict words = src;
-    if (dtype == KVC_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
-    else if (dtype == KVC_F16)
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_f16(words[d]);
-    else
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_bf16(words[d]);
-}
-
-static void store_element(void *row, kvc_dtype dtype, int64_t d, float x) {
-    if (dtype == KVC_F32) ((float *)row)[d] = x;
-    else ((uint16_t *)row)[d] = dtype == KVC_F16 ? kvc__f16_of_f32(x) : kvc__bf16_of_f32(x);
-}
-
 /* What tiles see of K and V, and where they want element i of a unit. */
 static int dtype_slot(const work *w) {
     return KVC__OPS_SLOT(w->direct ? w->job->k.dtype : KVC_F32);
@@ -130,7 +115,7 @@ static void begin_rows(const work *w) {
         memset(q, 0, (size_t)w->key_width * sizeof *q);
         for (int64_t d = 0; d < job->key_dim; d++) {
             float x;
-            load_row(&x, from + d * (int64_t)kvc_dtype_size_bytes(job->q.dtype), job->q.dtype, 1);
+            kvc__row_load(&x, from, job->q.dtype, d, 1);
             q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
         }
         w->max[r] = -INFINITY;
@@ -153,7 +138,7 @@ static void end_rows(const work *w) {
         const float scale = 1 / w->total[r];
         for (int64_t d = 0; d < job->value_dim; d++) {
             const float sum = sums[d / unit * unit + places(w)[d % unit]];
-            store_element(out, job->out.dtype, d, blind ? 0 : sum * scale);
+            kvc__row_store(out, job->out.dtype, d, blind ? 0 : sum * scale);
         }
         kvc__store_lse(job, w->batch, head, i, (double)w->max[r], (double)w->total[r]);
     }
@@ -166,7 +151,7 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
     if (w->direct) return (kvc__block){from, step, count};
     for (int64_t j = 0; j < count; j++) {
-        load_row(copy + j * width, from + j * step, rows->dtype, dim);
+        kvc__row_load(copy + j * width, from + j * step, rows->dtype, 0, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
     return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
