@@ -7,8 +7,8 @@
  * Every plan can explain itself, counts what it ran, and in strict mode refuses a path that is
  * slow.
  *
- * Causal masks are aligned to the last key: query i of n sees keys [0, length - n + i]. A query
- * that sees no key gives zeros.
+ * Causal masks are aligned to the last key of each sequence: query i of n sees keys
+ * [0, length - n + i]. A query that sees no key gives zeros.
  *
  * Threads: one run at a time per plan.
  * @source FlashAttention's online softmax; FlashInfer's split of plan and run. */
@@ -55,10 +55,12 @@ typedef struct kvc_attention_desc {
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
  */
 typedef struct kvc_attention_extras {
-    size_t struct_size; /**< sizeof(kvc_attention_extras) */
-    kvc_array *lse;     /**< receives ln of the sum of exp(score) over what each query sees: f32
-                             [batch][q_heads][n], any strides; -inf where it sees nothing. It must
-                             not overlap another argument */
+    size_t struct_size;     /**< sizeof(kvc_attention_extras) */
+    kvc_array *lse;         /**< receives ln of the sum of exp(score) over what each query sees: f32
+                                 [batch][q_heads][n], any strides; -inf where it sees nothing. It
+                                 must not overlap another argument */
+    const int64_t *lengths; /**< [batch] positions in use of each sequence, 0 to those of the cache
+                                 or of k; what lies behind is not read. NULL: all, of every one */
 } kvc_attention_extras;
 
 /** Room for paths in the figures; more than there are. */
@@ -69,7 +71,7 @@ typedef struct kvc_attention_stats {
     size_t struct_size;            /**< sizeof(kvc_attention_stats), set by the caller */
     uint64_t runs[KVC_PATH_SLOTS]; /**< by kvc_path */
     uint64_t refused;              /**< runs that strict mode refused */
-    uint64_t kv_bytes;             /**< bytes of keys and values that the runs attended over */
+    uint64_t kv_bytes;             /**< bytes in use of keys and values that runs attended over */
 } kvc_attention_stats;
 
 /** What a plan would do with a cache as it is now, and why. Sentences are for people. */
@@ -108,8 +110,9 @@ KVC_API void kvc_attention_free(kvc_attention *plan);
  *                overlap q or the cache. Its elements are written once, whatever they held.
  * @param extras  NULL for none
  * @errors KVC_E_INVALID layer, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
- *         argument and both shapes (or dtypes, strides); KVC_E_SLOW strict; KVC_E_UNSUPPORTED
- *         memory of a device other than the cpu. out and extras->lse are unchanged. */
+ *         argument and both shapes (or dtypes, strides); KVC_E_RANGE one of extras->lengths;
+ *         KVC_E_SLOW strict; KVC_E_UNSUPPORTED memory of a device other than the cpu. out and
+ *         extras->lse are unchanged. */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache,
                                                   int64_t layer, const kvc_array *q, kvc_array *out,
                                                   const kvc_attention_extras *extras);
