@@ -78,6 +78,7 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .key_dim = d->key_dim,
         .value_dim = d->value_dim,
         .length = length,
+        .window = d->window > 0 ? d->window : INT64_MAX,
         .scale = d->scale,
         .causal = !d->not_causal,
     };
@@ -159,8 +160,8 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     }
     const uint64_t row_bytes =
         (uint64_t)(job->key_dim + job->value_dim) * kvc_dtype_size_bytes(plan->desc.kv_dtype);
-    const uint64_t kv_bytes =
-        (uint64_t)(job->batch * job->kv_heads) * (uint64_t)job->length * row_bytes;
+    const int64_t seen = kvc__seen(job, job->queries - 1).end - kvc__seen(job, 0).begin;
+    const uint64_t kv_bytes = (uint64_t)(job->batch * job->kv_heads) * (uint64_t)seen * row_bytes;
     const uint64_t start = kvc__span_begin();
     if (path == KVC_PATH_FUSED) kvc__attend_fused(job, &plan->schedule, plan->scratch);
     else kvc__attend_reference(job, plan->scratch);
