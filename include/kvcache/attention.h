@@ -7,8 +7,9 @@
  * Every plan can explain itself, counts what it ran, and in strict mode refuses a path that is
  * slow.
  *
- * Causal masks are aligned to the last key of each sequence: query i of n sees keys
- * [0, length - n + i]. A query that sees no key gives zeros.
+ * Causal masks are aligned to the last key of each sequence: query i of n is at position
+ * p = length - n + i and sees keys 0 to p, or with a window of W keys p - W + 1 to p. A query that
+ * sees no key gives zeros. Keys and values that no query sees are not read.
  *
  * Threads: one run at a time per plan.
  * @source FlashAttention's online softmax; FlashInfer's split of plan and run. */
@@ -45,6 +46,7 @@ typedef struct kvc_attention_desc {
     int64_t max_q_len;            /**< most query positions of one run; 0 means 1 */
     kvc_dtype kv_dtype;           /**< KVC_F32, KVC_F16 or KVC_BF16 */
     float scale;                  /**< 0 means 1 / sqrt(key_dim) */
+    int64_t window;               /**< keys that a query sees, its own among them; 0: all before */
     bool not_causal;              /**< every query sees every key */
     bool strict;                  /**< refuse (KVC_E_SLOW) what would take a slow path */
     kvc_path path;                /**< KVC_PATH_AUTO, or the one to take */

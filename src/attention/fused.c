@@ -33,6 +33,9 @@ static int64_t round_up(int64_t n, int64_t step) {
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
     return ops->score[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
@@ -156,6 +159,20 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
     return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
 }
 
+/* What rows of a tile see of a block; tells whether it is anything. */
+static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t rows, int64_t start,
+                      int64_t count) {
+    bool any = false;
+    for (int64_t r = 0; r < rows; r++) {
+        const kvc__range all =
+            kvc__seen(w->job, w->part.sequence, (w->part.row + first + r) / w->job->group);
+        const int64_t end = smaller(larger(all.end - start, 0), count);
+        seen[r] = (kvc__range){smaller(larger(all.begin - start, 0), end), end};
+        any = any || seen[r].begin < end;
+    }
+    return any;
+}
+
 static void attend_block(const work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
@@ -164,19 +181,12 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
     const int slot = dtype_slot(w);
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {
-        const int size = w->part.rows - r >= 4   ? 2
-                         : w->part.rows - r >= 2 ? 1
-                                                 : 0; /* log2 of its rows */
+        const int64_t left = w->part.rows - r;
+        const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
         kvc__range seen[4];
         float factor[4];
         rows = (int64_t)1 << size;
-        for (int64_t i = 0; i < rows; i++) {
-            const kvc__range all =
-                kvc__seen(job, w->part.sequence, (w->part.row + r + i) / job->group);
-            const int64_t left = all.end - start;
-            seen[i] = (kvc__range){0, left < 0 ? 0 : smaller(left, count)};
-        }
-        if (seen[rows - 1].end == 0) continue;
+        if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = {w->q + r * w->key_width,
                           w->sums + r * w->value_width,
                           w->max + r,

@@ -42,6 +42,7 @@ typedef struct kvc__job {
     int64_t queries;        /**< positions of q */
     int64_t length;         /**< positions of k and v */
     const int64_t *lengths; /**< [batch] those in use, nothing behind them is read; NULL: all */
+    int64_t window;         /**< keys that a query sees; INT64_MAX: all before it */
     float scale;
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
@@ -54,15 +55,17 @@ static inline int64_t kvc__length(const kvc__job *job, int64_t b) {
 }
 
 /** Returns which keys query i of a sequence sees: its own and those before it, aligned to the last
- * key. Neither end decreases from query to query. */
+ * key, as far as its window reaches. Neither end decreases from query to query. */
 static inline kvc__range kvc__seen(const kvc__job *job, int64_t b, int64_t i) {
     const int64_t length = kvc__length(job, b);
     if (!job->causal) return (kvc__range){0, length};
     const int64_t end = length - job->queries + i + 1;
-    return (kvc__range){0, end > 0 ? end : 0};
+    if (end <= 0) return (kvc__range){0, 0};
+    return (kvc__range){end > job->window ? end - job->window : 0, end};
 }
 
-/** Returns the positions from the first to the last that any of queries first to last sees. */
+/** Returns what any of queries first to last sees: no query begins before the first, or ends behind
+ * the last. */
 static inline kvc__range kvc__reach(const kvc__job *job, int64_t b, int64_t first, int64_t last) {
     return (kvc__range){kvc__seen(job, b, first).begin, kvc__seen(job, b, last).end};
 }

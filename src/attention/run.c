@@ -78,6 +78,7 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .key_dim = d->key_dim,
         .value_dim = d->value_dim,
         .length = length,
+        .window = d->window > 0 ? d->window : INT64_MAX,
         .scale = d->scale,
         .causal = !d->not_causal,
     };
@@ -160,7 +161,10 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     const uint64_t row_bytes =
         (uint64_t)(job->key_dim + job->value_dim) * kvc_dtype_size_bytes(plan->desc.kv_dtype);
     uint64_t positions = 0;
-    for (int64_t b = 0; b < job->batch; b++) positions += (uint64_t)kvc__length(job, b);
+    for (int64_t b = 0; b < job->batch; b++) {
+        const kvc__range seen = kvc__reach(job, b, 0, job->queries - 1);
+        positions += (uint64_t)(seen.end - seen.begin);
+    }
     const uint64_t kv_bytes = (uint64_t)job->kv_heads * positions * row_bytes;
     const uint64_t start = kvc__span_begin();
     if (path == KVC_PATH_FUSED) kvc__attend_fused(job, &plan->schedule, plan->scratch);

@@ -365,8 +365,6 @@ static void reference__takes_any_strides(void **state) {
 /* By the formula, with code of the tests alone: the reference is the truth for all else. */
 static void reference__is_what_the_formula_says(void **state) {
     (void)state;
-    enum { MOST = 4096 };
-    static double out[MOST], lse[MOST];
     uint64_t seed = test_seed(17);
     for (int n = 0; n < 60; n++) {
         const test_case c = {.batch = 1 + below(&seed, 2),
@@ -377,21 +375,13 @@ static void reference__is_what_the_formula_says(void **state) {
                              .queries = 1 + below(&seed, 6),
                              .length = below(&seed, 40),
                              .kv_dtype = dtypes[below(&seed, 3)],
+                             .out_dtype = dtypes[below(&seed, 3)],
                              .kv_layout = (test_layout)below(&seed, 4),
                              .out_layout = (test_layout)below(&seed, 3),
                              .not_causal = below(&seed, 3) == 0};
         test_problem p = test_problem_new(&c, &seed);
         test_run(&p, KVC_PATH_REFERENCE);
-        test_attend(&p, out, lse);
-        for (int64_t row = 0; row < p.c.batch * 4 * c.queries; row++) {
-            const int64_t b = row / (4 * c.queries), h = row / c.queries % 4, i = row % c.queries;
-            const double given = test_get(&p.lse.array, b, h, i, 0), right = lse[row];
-            assert_true(given == right || fabs(given - right) <= 1e-7 * fmax(1, fabs(right)));
-            for (int64_t d = 0; d < c.value_dim; d++) {
-                const double wanted = out[row * c.value_dim + d];
-                assert_true(fabs(test_get(&p.out.array, b, h, i, d) - wanted) <= 1e-7);
-            }
-        }
+        test_compare_formula(&p);
         test_problem_free(&p);
     }
 }

@@ -15,14 +15,7 @@ static void run_backwards(void *context, int64_t count, kvc_task_fn task, void *
 }
 
 static void run_with(test_problem *p, const kvc_executor *executor) {
-    kvc_attention_desc desc = test_desc(p, KVC_PATH_FUSED);
-    kvc_attention *plan;
-    desc.executor = executor;
-    assert_ok(kvc_attention_plan(&plan, &desc));
-    kvc_array out = p->out.array;
-    const kvc_attention_extras extras = test_extras(p);
-    assert_ok(kvc_attention_run_kv(plan, &p->k.array, &p->v.array, &p->q.array, &out, &extras));
-    kvc_attention_free(plan);
+    test_run_on(p, KVC_PATH_FUSED, executor);
 }
 
 static int64_t size_of(const test_problem *p) {
