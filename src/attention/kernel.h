@@ -94,14 +94,13 @@ typedef struct kvc__schedule {
     const kvc__ops *ops;
     kvc_executor executor; /**< parallel_for is NULL for the calling thread alone */
     int64_t batch;
-    int64_t wanted;       /**< parts of a run, about; 1: no sequence is cut */
     int64_t slots;        /**< for the sums of parts that are merged: as many as a run can need */
     size_t worker_floats; /**< scratch of one thread */
     size_t slot_floats;   /**< of one slot */
     size_t bytes;         /**< of all scratch */
 } kvc__schedule;
 
-/** Chooses how many parts are wanted: enough to keep all threads busy.
+/** Tells the scratch that runs need.
  * @param executor  NULL: the calling thread
  * @param rows      most rows of a kv head: group × queries
  * @errors KVC_E_RANGE the scratch is more than a size can hold */
