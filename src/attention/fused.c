@@ -109,16 +109,18 @@ static const uint8_t *places(const work *w) {
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
         const int64_t i = (w->part.row + r) / job->group;
         float *q = w->q + r * w->key_width;
         const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
-        for (int64_t d = 0; d < job->key_dim; d++) {
-            float x;
-            kvc__row_load(&x, from, job->q.dtype, d, 1);
-            q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
+        for (int64_t d = 0; d < job->key_dim; d += unit) {
+            const int64_t n = smaller(unit, job->key_dim - d);
+            float x[KVC__UNIT_MOST];
+            kvc__row_load(x, from, job->q.dtype, d, n);
+            for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
         }
         w->max[r] = -INFINITY;
         w->total[r] = 0;
@@ -129,6 +131,7 @@ static void begin_rows(const work *w) {
 static void end_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
         const int64_t i = (w->part.row + r) / job->group;
@@ -138,10 +141,9 @@ static void end_rows(const work *w) {
          * its sums are (0 · inf is NaN). */
         const bool blind = w->total[r] == 0;
         const float scale = 1 / w->total[r];
-        for (int64_t d = 0; d < job->value_dim; d++) {
-            const float sum = sums[d / unit * unit + places(w)[d % unit]];
-            kvc__row_store(out, job->out.dtype, d, blind ? 0 : sum * scale);
-        }
+        for (int64_t d = 0; d < job->value_dim; d += unit)
+            for (int64_t e = 0; e < smaller(unit, job->value_dim - d); e++)
+                kvc__row_store(out, job->out.dtype, d + e, blind ? 0 : sums[d + place[e]] * scale);
         kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
