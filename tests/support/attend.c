@@ -131,8 +131,8 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
 }
 
 kvc_attention_extras test_extras(test_problem *p) {
-    return (kvc_attention_extras){.struct_size = sizeof(kvc_attention_extras),
-                                  .lse = &p->lse.array};
+    return (kvc_attention_extras){
+        .struct_size = sizeof(kvc_attention_extras), .lse = &p->lse.array, .lengths = p->c.lengths};
 }
 
 void test_run_on(const test_problem *p, kvc_path path, const kvc_executor *executor) {
@@ -169,15 +169,22 @@ static bool sees(const test_case *c, int64_t i, int64_t j) {
     return j <= position && (c->window == 0 || j > position - c->window);
 }
 
+/* The case of one sequence: its own length. */
+static test_case sequence_of(const test_problem *p, int64_t b) {
+    test_case c = p->c;
+    if (c.lengths) c.length = c.lengths[b];
+    return c;
+}
+
 void test_poison_unseen(const test_problem *p) {
     const test_case *c = &p->c;
-    const int64_t group = c->q_heads / c->kv_heads;
     for (int64_t n = 0; n < c->batch * c->kv_heads * c->length; n++) {
         const int64_t b = n / c->length / c->kv_heads, h = n / c->length % c->kv_heads;
         const int64_t j = n % c->length;
+        const test_case own = sequence_of(p, b);
         bool seen = false;
-        for (int64_t row = 0; row < group * c->queries; row++)
-            seen = seen || sees(c, row / group, j);
+        for (int64_t i = 0; i < c->queries; i++)
+            seen = seen || (j < own.length && sees(&own, i, j));
         if (seen) continue;
         for (int64_t d = 0; d < c->key_dim; d++) test_set(&p->k.array, b, h, j, d, (double)NAN);
         for (int64_t d = 0; d < c->value_dim; d++) test_set(&p->v.array, b, h, j, d, (double)NAN);
@@ -186,7 +193,7 @@ void test_poison_unseen(const test_problem *p) {
 
 /* One row; returns its log-sum-exp. */
 static double attend_row(const test_problem *p, int64_t b, int64_t h, int64_t i, double *out) {
-    const test_case *c = &p->c;
+    const test_case own = sequence_of(p, b), *c = &own;
     const int64_t kv_head = h / (c->q_heads / c->kv_heads);
     double most = -INFINITY, total = 0;
     for (int64_t j = 0; j < c->length; j++)

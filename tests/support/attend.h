@@ -31,8 +31,9 @@ typedef struct test_case {
     test_layout kv_layout, q_layout, out_layout;
     bool not_causal;
     int64_t window;
-    float scale;      /**< 0: the default of the library */
-    double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
+    const int64_t *lengths; /**< [batch] positions in use; NULL: length */
+    float scale;            /**< 0: the default of the library */
+    double amplitude;       /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
 } test_case;
 
 /** A case with its arrays: q, k and v random, out and lse NaN. */
