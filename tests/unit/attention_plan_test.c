@@ -420,5 +420,5 @@ int main(void) {
         cmocka_unit_test(explain__says_why_of_each_path),
         cmocka_unit_test(path__has_a_name),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_isa_setup, NULL);
 }
