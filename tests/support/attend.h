@@ -31,6 +31,7 @@ typedef struct test_case {
     test_layout kv_layout, q_layout, out_layout;
     bool not_causal;
     int64_t window;
+    float softcap;
     float scale;      /**< 0: the default of the library */
     double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
 } test_case;
@@ -59,6 +60,9 @@ void test_problem_free(test_problem *p);
 
 /** Returns the description of a plan for a problem. */
 kvc_attention_desc test_desc(const test_problem *p, kvc_path path);
+
+/** Returns the score of a key, adjusted as the case wants. */
+double test_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j);
 
 /** Returns what a run of the problem takes and gives besides. */
 kvc_attention_extras test_extras(test_problem *p);
