@@ -47,6 +47,7 @@ typedef struct kvc_attention_desc {
     kvc_dtype kv_dtype;           /**< KVC_F32, KVC_F16 or KVC_BF16 */
     float scale;                  /**< 0 means 1 / sqrt(key_dim) */
     int64_t window;               /**< keys that a query sees, its own among them; 0: all before */
+    float softcap;                /**< c > 0 caps scores to c · tanh(score / c); 0: none */
     bool not_causal;              /**< every query sees every key */
     bool strict;                  /**< refuse (KVC_E_SLOW) what would take a slow path */
     kvc_path path;                /**< KVC_PATH_AUTO, or the one to take */

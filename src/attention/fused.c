@@ -196,6 +196,7 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->key_width,
                           w->value_width};
         w->ops->score[slot][size](&tile, &k, w->scores);
+        if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
         w->ops->soften[size](&tile, seen, count, w->scores, factor);
         w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
     }

@@ -3,7 +3,7 @@
  *
  * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
- *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = scale · q · k_j
+ *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j)
  * over the keys that query sees (kvc__seen). When the sum is empty, or every score is -inf, out
  * is zeros. A NaN in a key or value reaches the queries that see it and no other. */
 #ifndef KVC_ATTENTION_KERNEL_H
@@ -44,6 +44,7 @@ typedef struct kvc__job {
     const int64_t *lengths; /**< [batch] those in use, nothing behind them is read; NULL: all */
     int64_t window;         /**< keys that a query sees; INT64_MAX: all before it */
     float scale;
+    float softcap; /**< 0: none */
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
     kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */

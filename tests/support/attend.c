@@ -5,8 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/ops.h"
 #include "base/half.h"
 #include "support/support.h"
+
+int test_isa_setup(void **state) {
+    (void)state;
+    const char *wanted = getenv("KVC_ISA");
+    const kvc__ops *ops = kvc__ops_best();
+    if (!wanted || !*wanted || strcmp(wanted, ops->name) == 0) return 0;
+    print_message("%s: %s\n", ops->name, ops->limit);
+    if (strstr(ops->limit, "names no instruction set")) return 1;
+    exit(77);
+}
 
 test_tensor test_tensor_new(kvc_dtype dtype, test_layout layout, int64_t batch, int64_t heads,
                             int64_t positions, int64_t dim) {
@@ -125,6 +136,7 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
         .kv_dtype = p->c.kv_dtype,
         .scale = p->c.scale,
         .window = p->c.window,
+        .softcap = p->c.softcap,
         .not_causal = p->c.not_causal,
         .path = path,
     };
@@ -153,7 +165,7 @@ void test_run(const test_problem *p, kvc_path path) {
 }
 
 /* scale · q[b][h][i] · k[b][h / group][j] */
-static double score_of(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
+static double raw_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
     const test_case *c = &p->c;
     const int64_t group = c->q_heads / c->kv_heads;
     const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
@@ -161,6 +173,11 @@ static double score_of(const test_problem *p, int64_t b, int64_t h, int64_t i, i
     for (int64_t d = 0; d < c->key_dim; d++)
         sum += test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
     return scale * sum;
+}
+
+double test_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const double cap = (double)p->c.softcap, s = raw_score(p, b, h, i, j);
+    return cap > 0 ? cap * tanh(s / cap) : s;
 }
 
 static bool sees(const test_case *c, int64_t i, int64_t j) {
@@ -197,12 +214,12 @@ static double attend_row(const test_problem *p, int64_t b, int64_t h, int64_t i,
     const int64_t kv_head = h / (c->q_heads / c->kv_heads);
     double most = -INFINITY, total = 0;
     for (int64_t j = 0; j < c->length; j++)
-        if (sees(c, i, j)) most = fmax(most, score_of(p, b, h, i, j));
+        if (sees(c, i, j)) most = fmax(most, test_score(p, b, h, i, j));
     for (int64_t d = 0; d < c->value_dim; d++) out[d] = 0;
     if (most == -INFINITY) return most;
     for (int64_t j = 0; j < c->length; j++) {
         if (!sees(c, i, j)) continue;
-        const double weight = exp(score_of(p, b, h, i, j) - most);
+        const double weight = exp(test_score(p, b, h, i, j) - most);
         if (weight == 0) continue;
         total += weight;
         for (int64_t d = 0; d < c->value_dim; d++)
@@ -227,7 +244,7 @@ static double largest_score(const test_problem *p) {
         for (int64_t h = 0; h < c->q_heads; h++)
             for (int64_t i = 0; i < c->queries; i++)
                 for (int64_t j = 0; j < c->length; j++)
-                    largest = fmax(largest, fabs(score_of(p, b, h, i, j)));
+                    largest = fmax(largest, fabs(raw_score(p, b, h, i, j)));
     return largest;
 }
 
@@ -262,14 +279,15 @@ static void free_truth(truth *t) {
 static void fail_at(const test_problem *p, const char *what, const int64_t at[4], double given,
                     double wanted, double bound) {
     const test_case *c = &p->c;
-    fail_msg("%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
-             "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64
-             "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
-             ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64,
-             what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads,
-             c->kv_heads, c->key_dim, c->value_dim, c->queries, c->length,
-             kvc_dtype_name(c->kv_dtype), kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype),
-             c->kv_layout, c->q_layout, c->out_layout, c->not_causal, c->window);
+    fail_msg(
+        "%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
+        "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64 "/%" PRId64
+        ", queries %" PRId64 ", length %" PRId64
+        ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64 ", softcap %g",
+        what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads, c->kv_heads,
+        c->key_dim, c->value_dim, c->queries, c->length, kvc_dtype_name(c->kv_dtype),
+        kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype), c->kv_layout, c->q_layout,
+        c->out_layout, c->not_causal, c->window, (double)c->softcap);
 }
 
 static void compare(const test_problem *p, const truth *right) {

@@ -32,8 +32,9 @@ typedef struct test_case {
     bool not_causal;
     int64_t window;
     const int64_t *lengths; /**< [batch] positions in use; NULL: length */
-    float scale;            /**< 0: the default of the library */
-    double amplitude;       /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
+    float softcap;
+    float scale;      /**< 0: the default of the library */
+    double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
 } test_case;
 
 /** A case with its arrays: q, k and v random, out and lse NaN. */
@@ -42,6 +43,10 @@ typedef struct test_problem {
     test_tensor q, k, v, out;
     test_tensor lse; /**< [batch][q_heads][queries], f32 */
 } test_problem;
+
+/** Setup of a group of tests that kvc_test_each_isa runs: where KVC_ISA names an instruction set
+ * that this CPU lacks, ends the program as skipped. Fails where it names none. */
+int test_isa_setup(void **state);
 
 /** Makes an array whose elements are NaN too. Rows may end anywhere: only dtypes align. */
 test_tensor test_tensor_new(kvc_dtype dtype, test_layout layout, int64_t batch, int64_t heads,
@@ -60,6 +65,9 @@ void test_problem_free(test_problem *p);
 
 /** Returns the description of a plan for a problem. */
 kvc_attention_desc test_desc(const test_problem *p, kvc_path path);
+
+/** Returns the score of a key, adjusted as the case wants. */
+double test_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j);
 
 /** Returns what a run of the problem takes and gives besides. */
 kvc_attention_extras test_extras(test_problem *p);
