@@ -49,54 +49,63 @@ static void run_shuffled(void *context, int64_t count, kvc_task_fn task, void *a
     for (int64_t i = 0; i < count; i++) task(argument, order[i], (int)below(seed, 3));
 }
 
-static int64_t size_of(const test_problem *p) {
-    return p->c.batch * p->c.q_heads * p->c.queries * p->c.value_dim;
+static int64_t rows_of(const test_problem *p) {
+    return p->c.batch * p->c.q_heads * p->c.queries;
 }
 
-/* Elements in row-major order. */
-static void read_out(const test_problem *p, double *out) {
+static int64_t results_of(const test_problem *p) {
+    return rows_of(p) * (p->c.value_dim + 1);
+}
+
+/* Elements in row-major order, after each row its log-sum-exp. */
+static void read_results(const test_problem *p, double *to) {
     const test_case *c = &p->c;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < c->q_heads; h++)
-            for (int64_t i = 0; i < c->queries; i++)
+            for (int64_t i = 0; i < c->queries; i++) {
                 for (int64_t d = 0; d < c->value_dim; d++)
-                    *out++ = test_get(&p->out.array, b, h, i, d);
+                    *to++ = test_get(&p->out.array, b, h, i, d);
+                *to++ = test_get(&p->lse.array, b, h, i, 0);
+            }
 }
 
 static void poison_results(const test_problem *p) {
     const test_case *c = &p->c;
-    for (int64_t n = 0; n < size_of(p); n++)
-        test_set(&p->out.array, n / c->value_dim / c->queries / c->q_heads,
-                 n / c->value_dim / c->queries % c->q_heads, n / c->value_dim % c->queries,
-                 n % c->value_dim, (double)NAN);
-    memset(p->lse.array.data, 0xff, (size_t)(c->batch * c->q_heads * c->queries) * sizeof(float));
+    for (int64_t row = 0; row < rows_of(p); row++) {
+        const int64_t i = row % c->queries, h = row / c->queries % c->q_heads;
+        const int64_t b = row / c->queries / c->q_heads;
+        for (int64_t d = 0; d < c->value_dim; d++) test_set(&p->out.array, b, h, i, d, (double)NAN);
+        test_set(&p->lse.array, b, h, i, 0, (double)NAN);
+    }
 }
 
-/* On every path and executor: right by the formula, and the same to 1e-6. What no query sees is
+static void assert_same(const double *given, const double *wanted, int64_t count, double bound) {
+    for (int64_t n = 0; n < count; n++)
+        if (!(given[n] == wanted[n] || fabs(given[n] - wanted[n]) <= bound))
+            fail_msg("result %lld is %.9g, not %.9g", (long long)n, given[n], wanted[n]);
+}
+
+/* On both paths right by the formula, and the same to 1e-6 on every executor. What no query sees is
  * NaN. */
 static void check(const test_case *c, uint64_t *seed) {
     static double alone[MOST], shared[MOST];
     test_problem p = test_problem_new(c, seed);
-    assert_true(size_of(&p) <= MOST);
+    assert_true(results_of(&p) <= MOST);
     test_poison_unseen(&p);
     test_run(&p, KVC_PATH_REFERENCE);
     test_compare_formula(&p);
     poison_results(&p);
     test_run(&p, KVC_PATH_FUSED);
     test_compare_formula(&p);
-    read_out(&p, alone);
+    read_results(&p, alone);
     kvc_executor executors[5] = {{sizeof(kvc_executor), NULL, 3, run_backwards},
                                  {sizeof(kvc_executor), seed, 3, run_shuffled}};
     for (int i = 2; i < 5; i++) executors[i] = kvc_threads_executor(pools[i < 4 ? i : THREADS]);
     for (int i = 0; i < 5; i++) {
         poison_results(&p);
         test_run_on(&p, KVC_PATH_FUSED, &executors[i]);
-        test_compare_formula(&p);
-        read_out(&p, shared);
-        for (int64_t n = 0; n < size_of(&p); n++)
-            if (!(fabs(shared[n] - alone[n]) <= 1e-6))
-                fail_msg("executor %d: element %lld is %.9g, alone %.9g", i, (long long)n,
-                         shared[n], alone[n]);
+        read_results(&p, shared);
+        assert_same(shared, alone, results_of(&p), 1e-6);
     }
     test_problem_free(&p);
 }
@@ -229,7 +238,7 @@ static void lengths__keep_runs_from_the_pages_behind(void **state) {
     }
     test_run(&p, KVC_PATH_REFERENCE);
     static double right[MOST], given[MOST];
-    read_out(&p, right);
+    read_results(&p, right);
     for (int i = 0; i < 2; i++) {
         sides[i]->data = maps[i];
         for (size_t b = 0; b < SEQUENCES; b++) {
@@ -244,8 +253,8 @@ static void lengths__keep_runs_from_the_pages_behind(void **state) {
         const kvc_executor executor = kvc_threads_executor(pools[3]);
         poison_results(&p);
         test_run_on(&p, turn ? KVC_PATH_FUSED : KVC_PATH_REFERENCE, turn == 2 ? &executor : NULL);
-        read_out(&p, given);
-        for (int64_t n = 0; n < size_of(&p); n++) assert_true(fabs(given[n] - right[n]) <= 5e-6);
+        read_results(&p, given);
+        assert_same(given, right, results_of(&p), 5e-6);
     }
     for (int i = 0; i < 2; i++) (void)munmap(maps[i], bytes);
     test_problem_free(&p);
@@ -268,12 +277,12 @@ static void lengths__give_the_same_bits_on_every_run(void **state) {
     const kvc_executor own[2] = {{sizeof(kvc_executor), NULL, 3, run_backwards},
                                  {sizeof(kvc_executor), &seed, 3, run_shuffled}};
     test_run_on(&p, KVC_PATH_FUSED, &threads);
-    read_out(&p, first);
+    read_results(&p, first);
     for (int i = 0; i < 60; i++) { /* whoever runs the parts of three threads, in any order */
         poison_results(&p);
         test_run_on(&p, KVC_PATH_FUSED, i % 3 ? &own[i % 3 - 1] : &threads);
-        read_out(&p, again);
-        assert_memory_equal(first, again, (size_t)size_of(&p) * sizeof *first);
+        read_results(&p, again);
+        assert_memory_equal(first, again, (size_t)results_of(&p) * sizeof *first);
     }
     test_problem_free(&p);
 }
