@@ -33,20 +33,21 @@ static int64_t below(uint64_t *seed, int64_t n) {
 /* The caller's own executors: one thread that says it is several, and takes parts in an order of
  * its own. */
 static void run_backwards(void *context, int64_t count, kvc_task_fn task, void *argument) {
-    (void)context;
-    for (int64_t i = count - 1; i >= 0; i--) task(argument, i, (int)(i % 3));
+    const int *threads = context;
+    for (int64_t i = count - 1; i >= 0; i--) task(argument, i, (int)(i % *threads));
 }
 
 static void run_shuffled(void *context, int64_t count, kvc_task_fn task, void *argument) {
     static int64_t order[1 << 14];
-    uint64_t *seed = context;
+    static uint64_t seed = 1;
+    const int *threads = context;
     assert_true(count <= 1 << 14);
     for (int64_t i = 0; i < count; i++) { /* each goes in at a random place */
-        const int64_t at = below(seed, i + 1);
+        const int64_t at = below(&seed, i + 1);
         order[i] = order[at];
         order[at] = i;
     }
-    for (int64_t i = 0; i < count; i++) task(argument, order[i], (int)below(seed, 3));
+    for (int64_t i = 0; i < count; i++) task(argument, order[i], (int)below(&seed, *threads));
 }
 
 static int64_t rows_of(const test_problem *p) {
@@ -98,8 +99,9 @@ static void check(const test_case *c, uint64_t *seed) {
     test_run(&p, KVC_PATH_FUSED);
     test_compare_formula(&p);
     read_results(&p, alone);
-    kvc_executor executors[5] = {{sizeof(kvc_executor), NULL, 3, run_backwards},
-                                 {sizeof(kvc_executor), seed, 3, run_shuffled}};
+    int few = 3, many = 64; /* the more there are, the shorter the parts */
+    kvc_executor executors[5] = {{sizeof(kvc_executor), &few, few, run_backwards},
+                                 {sizeof(kvc_executor), &many, many, run_shuffled}};
     for (int i = 2; i < 5; i++) executors[i] = kvc_threads_executor(pools[i < 4 ? i : THREADS]);
     for (int i = 0; i < 5; i++) {
         poison_results(&p);
@@ -274,8 +276,9 @@ static void lengths__give_the_same_bits_on_every_run(void **state) {
                          .kv_dtype = KVC_F16};
     test_problem p = test_problem_new(&c, &seed);
     const kvc_executor threads = kvc_threads_executor(pools[3]);
-    const kvc_executor own[2] = {{sizeof(kvc_executor), NULL, 3, run_backwards},
-                                 {sizeof(kvc_executor), &seed, 3, run_shuffled}};
+    int three = 3;
+    const kvc_executor own[2] = {{sizeof(kvc_executor), &three, three, run_backwards},
+                                 {sizeof(kvc_executor), &three, three, run_shuffled}};
     test_run_on(&p, KVC_PATH_FUSED, &threads);
     read_results(&p, first);
     for (int i = 0; i < 60; i++) { /* whoever runs the parts of three threads, in any order */
