@@ -1,6 +1,18 @@
 #include "attention/plan.h"
 #include "base/error.h"
 
+/* One float for each query head. */
+static kvc_status add_heads(kvc__rows *out, const kvc__job *job, const kvc_array *a,
+                            const char *name) {
+    const int64_t shape[1] = {job->kv_heads * job->group};
+    KVC_TRY(kvc__attention_check(a, name, 1, shape));
+    if (a->dtype != KVC_F32 && a->dtype != KVC_F16 && a->dtype != KVC_BF16)
+        return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, f32, f16 or bf16 wanted", name,
+                         kvc_dtype_name(a->dtype));
+    *out = (kvc__rows){.data = a->data, .dtype = a->dtype, .head_stride = a->strides[0]};
+    return KVC_OK;
+}
+
 static kvc_status add_lse(kvc__job *job, const kvc_array *lse) {
     const int64_t shape[3] = {job->batch, job->kv_heads * job->group, job->queries};
     KVC_TRY(kvc__attention_check(lse, "extras.lse", 3, shape));
@@ -21,6 +33,7 @@ kvc_status kvc__attention_add_extras(kvc__job *job, const kvc_attention_extras *
     kvc_attention_extras e;
     if (!extras) return KVC_OK;
     KVC_TRY(kvc__struct_in(&e, sizeof e, extras, "kvc_attention_extras"));
+    if (e.sinks) KVC_TRY(add_heads(&job->sinks, job, e.sinks, "extras.sinks"));
     if (e.lse) KVC_TRY(add_lse(job, e.lse));
     return KVC_OK;
 }

@@ -122,9 +122,11 @@ static const uint8_t *places(const work *w) {
     return w->ops->place[dtype_slot(w)];
 }
 
-static void begin_rows(const work *w) {
+/* sinks: whether these are the positions that sinks count with: once, however many ranges merge. */
+static void begin_rows(const work *w, bool sinks) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->q.dtype);
     for (int64_t r = 0; r < w->rows; r++) {
         const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
         const int64_t i = (w->first + r) / job->group;
@@ -132,12 +134,11 @@ static void begin_rows(const work *w) {
         const char *from = kvc__at(&job->q, w->batch, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
         for (int64_t d = 0; d < job->key_dim; d++) {
-            float x;
-            load_row(&x, from + d * (int64_t)kvc_dtype_size_bytes(job->q.dtype), job->q.dtype, 1);
+            const float x = kvc__load(from + d * element_bytes, job->q.dtype);
             q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
         }
-        w->max[r] = -INFINITY;
-        w->total[r] = 0;
+        w->max[r] = sinks ? kvc__sink(job, head) : -INFINITY;
+        w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;
     }
     memset(w->sums, 0, (size_t)(w->rows * w->value_width) * sizeof *w->sums);
 }
@@ -254,7 +255,7 @@ static void attend_part(void *argument, int64_t index, int thread) {
     const int64_t range =
         round_up((end - begin + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
     const int64_t own_end = smaller(end, begin + (split + 1) * range);
-    begin_rows(&w);
+    begin_rows(&w, split == 0);
     for (int64_t start = begin + split * range; start < own_end; start += KVC__BLOCK)
         attend_block(&w, start, smaller(KVC__BLOCK, own_end - start));
     if (schedule->splits == 1) end_rows(&w);

@@ -4,8 +4,9 @@
  * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
  *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j)
- * over the keys that query sees (kvc__seen). When the sum is empty, or every score is -inf, out
- * is zeros. A NaN in a key or value reaches the queries that see it and no other. */
+ * over the keys that query sees (kvc__seen), and with a sink exp(sink - max) more below. When the
+ * sum is empty, or every score is -inf, out is zeros. A NaN in a key or value reaches the queries
+ * that see it and no other. */
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
@@ -18,6 +19,7 @@
 #include <kvcache/executor.h>
 
 #include "attention/ops.h"
+#include "base/half.h"
 
 /** Dims up to this have the fused kernel: its scratch grows with them. */
 #define KVC__FUSED_MAX_DIM 1024
@@ -46,6 +48,7 @@ typedef struct kvc__job {
     float softcap; /**< 0: none */
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+    kvc__rows sinks;        /**< one element a query head; data is NULL where there are none */
     kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
@@ -63,6 +66,19 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
     return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
+/** Returns an element of a float type. */
+static inline float kvc__load(const void *at, kvc_dtype dtype) {
+    if (dtype == KVC_F32) return *(const float *)at;
+    const uint16_t word = *(const uint16_t *)at;
+    return dtype == KVC_F16 ? kvc__f32_of_f16(word) : kvc__f32_of_bf16(word);
+}
+
+/** Returns the sink of a query head, -inf where there is none. */
+static inline float kvc__sink(const kvc__job *job, int64_t head) {
+    if (!job->sinks.data) return -INFINITY;
+    return kvc__load(kvc__at(&job->sinks, 0, head, 0, 0), job->sinks.dtype);
 }
 
 /** Writes a row's log-sum-exp, where it is asked for. A total of 0 gives -inf. */

@@ -4,10 +4,7 @@
 #include "base/half.h"
 
 static double load(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
-    const char *at = kvc__at(rows, b, h, i, d);
-    if (rows->dtype == KVC_F32) return (double)*(const float *)(const void *)at;
-    const uint16_t word = *(const uint16_t *)(const void *)at;
-    return (double)(rows->dtype == KVC_F16 ? kvc__f32_of_f16(word) : kvc__f32_of_bf16(word));
+    return (double)kvc__load(kvc__at(rows, b, h, i, d), rows->dtype);
 }
 
 static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d, double x) {
@@ -29,10 +26,11 @@ static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int
 
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
     const kvc__range seen = kvc__seen(job, i);
-    double max = -INFINITY;
+    const double sink = (double)kvc__sink(job, head);
+    double max = sink;
     for (int64_t j = seen.begin; j < seen.end; j++) max = fmax(max, score(job, b, head, i, j));
 
-    double total = 0;
+    double total = sink == -INFINITY ? 0 : exp(sink - max);
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
     for (int64_t j = seen.begin; j < seen.end; j++) {
         const double s = score(job, b, head, i, j);

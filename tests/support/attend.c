@@ -73,6 +73,20 @@ void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed) {
     }
 }
 
+/* A number for each query head, around those of the scores. */
+static test_tensor new_heads(kvc_dtype dtype, const test_case *c, uint64_t *seed) {
+    test_tensor t = test_tensor_new(dtype, TEST_SPREAD, 1, 1, 1, c->q_heads);
+    test_fill_random(&t.array, 3, seed);
+    t.array.ndim = 1;
+    t.array.shape[0] = c->q_heads;
+    t.array.strides[0] = t.array.strides[3];
+    return t;
+}
+
+static double of_head(const test_tensor *t, int64_t head) {
+    return test_get(&t->array, head, 0, 0, 0);
+}
+
 static test_tensor new_lse(const test_case *c) {
     test_tensor t = test_tensor_new(KVC_F32, c->out_layout, c->batch, c->q_heads, c->queries, 1);
     t.array.ndim = 3; /* the last dimension, of 1, stays readable */
@@ -90,7 +104,7 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     if (c.q_dtype == 0) c.q_dtype = KVC_F32;
     if (c.out_dtype == 0) c.out_dtype = KVC_F32;
     if (c.amplitude == 0) c.amplitude = 1;
-    const test_problem p = {
+    test_problem p = {
         .c = c,
         .q = test_tensor_new(c.q_dtype, c.q_layout, c.batch, c.q_heads, c.queries, c.key_dim),
         .k = test_tensor_new(c.kv_dtype, c.kv_layout, c.batch, c.kv_heads, c.length, c.key_dim),
@@ -102,6 +116,7 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     test_fill_random(&p.q.array, c.amplitude, seed);
     test_fill_random(&p.k.array, c.amplitude, seed);
     test_fill_random(&p.v.array, 1, seed);
+    if (c.sinks) p.sinks = new_heads(c.sinks, &c, seed);
     return p;
 }
 
@@ -110,6 +125,7 @@ void test_problem_free(test_problem *p) {
     test_tensor_free(&p->k);
     test_tensor_free(&p->v);
     test_tensor_free(&p->out);
+    test_tensor_free(&p->sinks);
     test_tensor_free(&p->lse);
 }
 
@@ -133,6 +149,7 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
 
 kvc_attention_extras test_extras(test_problem *p) {
     return (kvc_attention_extras){.struct_size = sizeof(kvc_attention_extras),
+                                  .sinks = p->c.sinks ? &p->sinks.array : NULL,
                                   .lse = &p->lse.array};
 }
 
@@ -194,11 +211,13 @@ void test_poison_unseen(const test_problem *p) {
 static double attend_row(const test_problem *p, int64_t b, int64_t h, int64_t i, double *out) {
     const test_case *c = &p->c;
     const int64_t kv_head = h / (c->q_heads / c->kv_heads);
-    double most = -INFINITY, total = 0;
+    const double sink = c->sinks ? of_head(&p->sinks, h) : -INFINITY;
+    double most = sink, total;
     for (int64_t j = 0; j < c->length; j++)
         if (sees(c, i, j)) most = fmax(most, test_score(p, b, h, i, j));
     for (int64_t d = 0; d < c->value_dim; d++) out[d] = 0;
     if (most == -INFINITY) return most;
+    total = exp(sink - most);
     for (int64_t j = 0; j < c->length; j++) {
         if (!sees(c, i, j)) continue;
         const double weight = exp(test_score(p, b, h, i, j) - most);
@@ -261,15 +280,16 @@ static void free_truth(truth *t) {
 static void fail_at(const test_problem *p, const char *what, const int64_t at[4], double given,
                     double wanted, double bound) {
     const test_case *c = &p->c;
-    fail_msg(
-        "%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
-        "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64 "/%" PRId64
-        ", queries %" PRId64 ", length %" PRId64
-        ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64 ", softcap %g",
-        what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads, c->kv_heads,
-        c->key_dim, c->value_dim, c->queries, c->length, kvc_dtype_name(c->kv_dtype),
-        kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype), c->kv_layout, c->q_layout,
-        c->out_layout, c->not_causal, c->window, (double)c->softcap);
+    fail_msg("%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
+             "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64
+             "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
+             ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64
+             ", softcap %g, sinks %s",
+             what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads,
+             c->kv_heads, c->key_dim, c->value_dim, c->queries, c->length,
+             kvc_dtype_name(c->kv_dtype), kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype),
+             c->kv_layout, c->q_layout, c->out_layout, c->not_causal, c->window, (double)c->softcap,
+             kvc_dtype_name(c->sinks));
 }
 
 static void compare(const test_problem *p, const truth *right) {

@@ -1,4 +1,4 @@
-/* Windows and soft caps: each path, alone and in parts, against the formula. */
+/* Windows, soft caps and sinks: each path, alone and in parts, against the formula. */
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -236,6 +236,61 @@ static void attention__counts_the_bytes_of_the_window(void **state) {
     }
 }
 
+static void attention__counts_a_sink_once(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(39);
+    for (size_t g = 0; g < 6; g++)
+        for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
+            check(&(test_case){.kv_heads = 2,
+                               .q_heads = 2 * groups[g],
+                               .key_dim = 12,
+                               .queries = query_counts[below(&seed, 4)],
+                               .length = edges[n] * 3 - 2,
+                               .window = below(&seed, 2) * 90,
+                               .softcap = (float)below(&seed, 2) * 2,
+                               .sinks = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
+                               .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3))},
+                  &seed);
+}
+
+/* A query that sees no key gives zeros; what it has is its sink. */
+static void attention__has_a_sink_where_it_sees_nothing(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(40);
+    for (int64_t length = 0; length < 3; length++)
+        check(
+            &(test_case){
+                .q_heads = 3, .key_dim = 8, .queries = 4, .length = length, .sinks = KVC_F32},
+            &seed);
+    for (int i = 0; i < PATHS; i++) {
+        const test_case c = {.q_heads = 2, .key_dim = 8, .sinks = KVC_BF16};
+        test_problem p = test_problem_new(&c, &seed);
+        test_set(&p.sinks.array, 0, 0, 0, 0, 5);
+        test_set(&p.sinks.array, 1, 0, 0, 0, (double)-INFINITY); /* none for head 1 */
+        test_run(&p, paths[i]);
+        assert_true(test_get(&p.lse.array, 0, 0, 0, 0) == 5);
+        assert_true(test_get(&p.lse.array, 0, 1, 0, 0) == -INFINITY);
+        for (int64_t d = 0; d < 16; d++)
+            assert_true(test_get(&p.out.array, 0, d / 8, 0, d % 8) == 0);
+        test_problem_free(&p);
+    }
+}
+
+static void attention__gives_way_to_a_sink_far_above(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(41);
+    for (int i = 0; i < PATHS; i++)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            const test_case c = {.key_dim = 8, .length = 70, .sinks = KVC_F32};
+            test_problem p = test_problem_new(&c, &seed);
+            test_set(&p.sinks.array, 0, 0, 0, 0, sign * 1e30);
+            test_run(&p, paths[i]);
+            if (sign > 0) assert_true(test_get(&p.out.array, 0, 0, 0, 2) == 0);
+            else test_compare_formula(&p);
+            test_problem_free(&p);
+        }
+}
+
 static void plan__refuses_a_window_that_cannot_be(void **state) {
     (void)state;
     uint64_t seed = 1;
@@ -294,6 +349,9 @@ int main(void) {
         cmocka_unit_test(attention__caps_scores_before_it_weighs_them),
         cmocka_unit_test(attention__caps_scores_that_overflow),
         cmocka_unit_test(attention__reads_nothing_before_the_window),
+        cmocka_unit_test(attention__counts_a_sink_once),
+        cmocka_unit_test(attention__has_a_sink_where_it_sees_nothing),
+        cmocka_unit_test(attention__gives_way_to_a_sink_far_above),
         cmocka_unit_test(attention__counts_the_bytes_of_the_window),
         cmocka_unit_test(plan__refuses_a_window_that_cannot_be),
         cmocka_unit_test(plan__refuses_a_softcap_that_is_none),
