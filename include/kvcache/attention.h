@@ -58,13 +58,15 @@ typedef struct kvc_attention_desc {
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
  */
 typedef struct kvc_attention_extras {
-    size_t struct_size;     /**< sizeof(kvc_attention_extras) */
-    const kvc_array *sinks; /**< learned logits that join the softmax as keys without values would:
-                                 [q_heads], f32, f16 or bf16, any stride; neither scaled nor capped.
-                                 -inf weighs nothing */
-    kvc_array *lse;         /**< receives ln of the sum of exp(score) over what each query sees, its
-                                 sink included: f32 [batch][q_heads][n], any strides; -inf where it
-                                 sees nothing. It must not overlap another argument */
+    size_t struct_size;      /**< sizeof(kvc_attention_extras) */
+    const kvc_array *sinks;  /**< learned logits that join the softmax as keys without values would:
+                                  [q_heads], f32, f16 or bf16, any stride; neither scaled nor capped.
+                                  -inf weighs nothing */
+    const kvc_array *slopes; /**< ALiBi: slope · (position of the key - that of the query) joins a
+                                  score, after the soft cap; [q_heads], as sinks */
+    kvc_array *lse; /**< receives ln of the sum of exp(score) over what each query sees, its
+                         sink included: f32 [batch][q_heads][n], any strides; -inf where it
+                         sees nothing. It must not overlap another argument */
 } kvc_attention_extras;
 
 /** Room for paths in the figures; more than there are. */

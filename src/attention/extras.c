@@ -34,6 +34,7 @@ kvc_status kvc__attention_add_extras(kvc__job *job, const kvc_attention_extras *
     if (!extras) return KVC_OK;
     KVC_TRY(kvc__struct_in(&e, sizeof e, extras, "kvc_attention_extras"));
     if (e.sinks) KVC_TRY(add_heads(&job->sinks, job, e.sinks, "extras.sinks"));
+    if (e.slopes) KVC_TRY(add_heads(&job->slopes, job, e.slopes, "extras.slopes"));
     if (e.lse) KVC_TRY(add_lse(job, e.lse));
     return KVC_OK;
 }

@@ -6,6 +6,7 @@
 
 #include <kvcache/device.h>
 
+#include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
 #include "base/checked.h"
@@ -122,14 +123,22 @@ static const uint8_t *places(const work *w) {
     return w->ops->place[dtype_slot(w)];
 }
 
+/* The query head and the query of a row. */
+static int64_t head_of(const work *w, int64_t row) {
+    return w->kv_head * w->job->group + (w->first + row) % w->job->group;
+}
+
+static int64_t query_of(const work *w, int64_t row) {
+    return (w->first + row) / w->job->group;
+}
+
 /* sinks: whether these are the positions that sinks count with: once, however many ranges merge. */
 static void begin_rows(const work *w, bool sinks) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->q.dtype);
     for (int64_t r = 0; r < w->rows; r++) {
-        const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
-        const int64_t i = (w->first + r) / job->group;
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         float *q = w->q + r * w->key_width;
         const char *from = kvc__at(&job->q, w->batch, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
@@ -147,8 +156,7 @@ static void end_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
     for (int64_t r = 0; r < w->rows; r++) {
-        const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
-        const int64_t i = (w->first + r) / job->group;
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         const float *sums = w->sums + r * w->value_width;
         char *out = kvc__at(&job->out, w->batch, head, i, 0);
         /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
@@ -181,12 +189,22 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
                       int64_t count) {
     bool any = false;
     for (int64_t r = 0; r < rows; r++) {
-        const kvc__range all = kvc__seen(w->job, (w->first + first + r) / w->job->group);
+        const kvc__range all = kvc__seen(w->job, query_of(w, first + r));
         const int64_t end = smaller(larger(all.end - start, 0), count);
         seen[r] = (kvc__range){smaller(larger(all.begin - start, 0), end), end};
         any = any || seen[r].begin < end;
     }
     return any;
+}
+
+/* Scores of a tile to what the job makes of them. */
+static void adjust_tile(const work *w, int64_t first, int64_t rows, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
+    if (!kvc__adjusts(job)) return;
+    for (int64_t r = 0; r < rows; r++)
+        kvc__adjust(job, w->batch, head_of(w, first + r), query_of(w, first + r), start, count,
+                    w->scores + r, rows);
 }
 
 static void attend_block(const work *w, int64_t start, int64_t count) {
@@ -195,6 +213,7 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
     const kvc__block v =
         block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
     const int slot = dtype_slot(w);
+    const bool adjusts = job->softcap > 0 || kvc__adjusts(job);
     int64_t rows;
     for (int64_t r = 0; r < w->rows; r += rows) {
         const int size = w->rows - r >= 4 ? 2 : w->rows - r >= 2 ? 1 : 0; /* log2 of its rows */
@@ -209,7 +228,7 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->key_width,
                           w->value_width};
         w->ops->score[slot][size](&tile, &k, w->scores);
-        if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
+        if (adjusts) adjust_tile(w, r, rows, start, count);
         w->ops->soften[size](&tile, seen, count, w->scores, factor);
         w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
     }
@@ -250,8 +269,8 @@ static void attend_part(void *argument, int64_t index, int thread) {
             partial_of(call, index));
     const int64_t split = find_part(&w, call, index);
     /* What any row sees: no row begins before the first, or ends behind the last. */
-    const int64_t begin = kvc__seen(call->job, w.first / call->job->group).begin;
-    const int64_t end = kvc__seen(call->job, (w.first + w.rows - 1) / call->job->group).end;
+    const int64_t begin = kvc__seen(call->job, query_of(&w, 0)).begin;
+    const int64_t end = kvc__seen(call->job, query_of(&w, w.rows - 1)).end;
     const int64_t range =
         round_up((end - begin + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
     const int64_t own_end = smaller(end, begin + (split + 1) * range);

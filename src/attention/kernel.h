@@ -3,10 +3,10 @@
  *
  * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
- *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j)
- * over the keys that query sees (kvc__seen), and with a sink exp(sink - max) more below. When the
- * sum is empty, or every score is -inf, out is zeros. A NaN in a key or value reaches the queries
- * that see it and no other. */
+ *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j) + slope
+ * · (j - p) p being the query's position, over the keys that query sees (kvc__seen), and with a
+ * sink exp(sink - max) more below. When the sum is empty, or every score is -inf, out is zeros. A
+ * NaN in a key or value reaches the queries that see it and no other. */
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
@@ -49,14 +49,20 @@ typedef struct kvc__job {
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
     kvc__rows sinks;        /**< one element a query head; data is NULL where there are none */
+    kvc__rows slopes;       /**< as sinks */
     kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
+
+/** Returns the position of query i: the last key is at length - 1. */
+static inline int64_t kvc__position(const kvc__job *job, int64_t i) {
+    return job->length - job->queries + i;
+}
 
 /** Returns which keys query i sees: its own and those before it, aligned to the last key, as far as
  * its window reaches. Neither end decreases from query to query. */
 static inline kvc__range kvc__seen(const kvc__job *job, int64_t i) {
     if (!job->causal) return (kvc__range){0, job->length};
-    const int64_t end = job->length - job->queries + i + 1;
+    const int64_t end = kvc__position(job, i) + 1;
     if (end <= 0) return (kvc__range){0, 0};
     return (kvc__range){end > job->window ? end - job->window : 0, end};
 }

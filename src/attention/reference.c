@@ -15,13 +15,17 @@ static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_
     else *(uint16_t *)(void *)at = kvc__bf16_of_f32(f);
 }
 
-/* cap(scale · q[b][head][i] · k[b][head / group][j]) */
+/* cap(scale · q[b][head][i] · k[b][head / group][j]) + slope[head] · (j - position of i) */
 static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t j) {
     double sum = 0;
     for (int64_t d = 0; d < job->key_dim; d++)
         sum += load(&job->q, b, head, i, d) * load(&job->k, b, head / job->group, j, d);
-    const double s = (double)job->scale * sum, cap = (double)job->softcap;
-    return cap > 0 ? cap * tanh(s / cap) : s;
+    const double cap = (double)job->softcap;
+    double s = (double)job->scale * sum;
+    if (cap > 0) s = cap * tanh(s / cap);
+    if (job->slopes.data)
+        s += load(&job->slopes, 0, head, 0, 0) * (double)(j - kvc__position(job, i));
+    return s;
 }
 
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {

@@ -73,10 +73,11 @@ void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed) {
     }
 }
 
-/* A number for each query head, around those of the scores. */
-static test_tensor new_heads(kvc_dtype dtype, const test_case *c, uint64_t *seed) {
+/* A number for each query head. */
+static test_tensor new_heads(kvc_dtype dtype, const test_case *c, double amplitude,
+                             uint64_t *seed) {
     test_tensor t = test_tensor_new(dtype, TEST_SPREAD, 1, 1, 1, c->q_heads);
-    test_fill_random(&t.array, 3, seed);
+    test_fill_random(&t.array, amplitude, seed);
     t.array.ndim = 1;
     t.array.shape[0] = c->q_heads;
     t.array.strides[0] = t.array.strides[3];
@@ -116,7 +117,8 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     test_fill_random(&p.q.array, c.amplitude, seed);
     test_fill_random(&p.k.array, c.amplitude, seed);
     test_fill_random(&p.v.array, 1, seed);
-    if (c.sinks) p.sinks = new_heads(c.sinks, &c, seed);
+    if (c.sinks) p.sinks = new_heads(c.sinks, &c, 3, seed);
+    if (c.slopes) p.slopes = new_heads(c.slopes, &c, 0.5, seed);
     return p;
 }
 
@@ -126,6 +128,7 @@ void test_problem_free(test_problem *p) {
     test_tensor_free(&p->v);
     test_tensor_free(&p->out);
     test_tensor_free(&p->sinks);
+    test_tensor_free(&p->slopes);
     test_tensor_free(&p->lse);
 }
 
@@ -150,6 +153,7 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
 kvc_attention_extras test_extras(test_problem *p) {
     return (kvc_attention_extras){.struct_size = sizeof(kvc_attention_extras),
                                   .sinks = p->c.sinks ? &p->sinks.array : NULL,
+                                  .slopes = p->c.slopes ? &p->slopes.array : NULL,
                                   .lse = &p->lse.array};
 }
 
@@ -182,8 +186,11 @@ static double raw_score(const test_problem *p, int64_t b, int64_t h, int64_t i, 
 }
 
 double test_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const double cap = (double)p->c.softcap, s = raw_score(p, b, h, i, j);
-    return cap > 0 ? cap * tanh(s / cap) : s;
+    const test_case *c = &p->c;
+    const double cap = (double)c->softcap, raw = raw_score(p, b, h, i, j);
+    const double slope = c->slopes ? of_head(&p->slopes, h) : 0;
+    const double distance = (double)(c->length - c->queries + i - j);
+    return (cap > 0 ? cap * tanh(raw / cap) : raw) - slope * distance;
 }
 
 static bool sees(const test_case *c, int64_t i, int64_t j) {
@@ -245,7 +252,8 @@ static double largest_score(const test_problem *p) {
         for (int64_t h = 0; h < c->q_heads; h++)
             for (int64_t i = 0; i < c->queries; i++)
                 for (int64_t j = 0; j < c->length; j++)
-                    largest = fmax(largest, fabs(raw_score(p, b, h, i, j)));
+                    largest = fmax(largest, fmax(fabs(raw_score(p, b, h, i, j)),
+                                                 fabs(test_score(p, b, h, i, j))));
     return largest;
 }
 
@@ -284,12 +292,12 @@ static void fail_at(const test_problem *p, const char *what, const int64_t at[4]
              "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64
              "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
              ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64
-             ", softcap %g, sinks %s",
+             ", softcap %g, sinks %s, slopes %s",
              what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads,
              c->kv_heads, c->key_dim, c->value_dim, c->queries, c->length,
              kvc_dtype_name(c->kv_dtype), kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype),
              c->kv_layout, c->q_layout, c->out_layout, c->not_causal, c->window, (double)c->softcap,
-             kvc_dtype_name(c->sinks));
+             kvc_dtype_name(c->sinks), kvc_dtype_name(c->slopes));
 }
 
 static void compare(const test_problem *p, const truth *right) {

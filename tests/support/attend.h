@@ -32,17 +32,17 @@ typedef struct test_case {
     bool not_causal;
     int64_t window;
     float softcap;
-    kvc_dtype sinks;  /**< 0: none */
-    float scale;      /**< 0: the default of the library */
-    double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
+    kvc_dtype sinks, slopes; /**< 0: none */
+    float scale;             /**< 0: the default of the library */
+    double amplitude;        /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
 } test_case;
 
 /** A case with its arrays: q, k and v random, out and lse NaN. */
 typedef struct test_problem {
     test_case c;
     test_tensor q, k, v, out;
-    test_tensor sinks; /**< [q_heads], if any */
-    test_tensor lse;   /**< [batch][q_heads][queries], f32 */
+    test_tensor sinks, slopes; /**< [q_heads], if any */
+    test_tensor lse;           /**< [batch][q_heads][queries], f32 */
 } test_problem;
 
 /** Makes an array whose elements are NaN too. Rows may end anywhere: only dtypes align. */

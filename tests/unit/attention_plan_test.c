@@ -360,6 +360,7 @@ static void run__names_the_extra_that_is_wrong(void **state) {
     REFUSED(sinks.shape[0] = 2, KVC_E_SHAPE, "extras.sinks: shape [2] given, [4] wanted");
     REFUSED(sinks.dtype = KVC_U8, KVC_E_SHAPE, "extras.sinks: dtype u8 given, f32, f16 or bf16");
     REFUSED(sinks.data = (char *)sinks.data + 1, KVC_E_INVALID, "extras.sinks: data");
+    REFUSED(e.slopes = &lse, KVC_E_SHAPE, "extras.slopes: shape [2, 4, 3] given, [4] wanted");
     REFUSED(lse.ndim = 2, KVC_E_SHAPE, "extras.lse: shape [2, 4] given, [2, 4, 3] wanted");
     REFUSED(lse.shape[2] = 2, KVC_E_SHAPE, "extras.lse: shape [2, 4, 2] given, [2, 4, 3] wanted");
     REFUSED(lse.dtype = KVC_F16, KVC_E_SHAPE, "extras.lse: dtype f16 given, f32 wanted");

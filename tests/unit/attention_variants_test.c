@@ -1,4 +1,4 @@
-/* Windows, soft caps and sinks: each path, alone and in parts, against the formula. */
+/* Windows, soft caps, sinks and slopes: each path, alone and in parts, against the formula. */
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -291,6 +291,46 @@ static void attention__gives_way_to_a_sink_far_above(void **state) {
         }
 }
 
+/* Slopes of both signs: those above 0 favour far keys when a plan is not causal. */
+static void attention__slopes_count_from_the_query(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(42);
+    for (size_t g = 0; g < 6; g++)
+        for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
+            check(&(test_case){.batch = 2,
+                               .q_heads = groups[g],
+                               .key_dim = 12,
+                               .queries = query_counts[below(&seed, 4)],
+                               .length = edges[n],
+                               .not_causal = n % 3 == 0,
+                               .window = n % 3 == 1 ? 70 : 0,
+                               .softcap = (float)below(&seed, 2) * 2,
+                               .slopes = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
+                               .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3))},
+                  &seed);
+}
+
+/* Queries of zeros, slope ln 2: each key weighs twice the one before it. */
+static void attention__halves_a_weight_with_each_position(void **state) {
+    (void)state;
+    enum { LENGTH = 8 };
+    uint64_t seed = test_seed(43);
+    for (int i = 0; i < PATHS; i++) {
+        const test_case c = {.key_dim = 4, .queries = 2, .length = LENGTH, .slopes = KVC_F32};
+        test_problem p = test_problem_new(&c, &seed);
+        test_fill_random(&p.q.array, 0, &seed);
+        test_fill_random(&p.v.array, 0, &seed);
+        test_set(&p.slopes.array, 0, 0, 0, 0, log(2));
+        test_set(&p.v.array, 0, 0, LENGTH - 2, 0, 1);
+        test_run(&p, paths[i]);
+        const double last = 1 / (2 - ldexp(1, 1 - LENGTH)); /* of the last key a query sees */
+        assert_true(fabs(test_get(&p.out.array, 0, 0, 1, 0) - last / 2) < 1e-6);
+        assert_true(fabs(test_get(&p.out.array, 0, 0, 0, 0) - 1 / (2 - ldexp(1, 2 - LENGTH))) <
+                    1e-6);
+        test_problem_free(&p);
+    }
+}
+
 static void plan__refuses_a_window_that_cannot_be(void **state) {
     (void)state;
     uint64_t seed = 1;
@@ -352,6 +392,8 @@ int main(void) {
         cmocka_unit_test(attention__counts_a_sink_once),
         cmocka_unit_test(attention__has_a_sink_where_it_sees_nothing),
         cmocka_unit_test(attention__gives_way_to_a_sink_far_above),
+        cmocka_unit_test(attention__slopes_count_from_the_query),
+        cmocka_unit_test(attention__halves_a_weight_with_each_position),
         cmocka_unit_test(attention__counts_the_bytes_of_the_window),
         cmocka_unit_test(plan__refuses_a_window_that_cannot_be),
         cmocka_unit_test(plan__refuses_a_softcap_that_is_none),
