@@ -22,6 +22,7 @@ typedef struct work {
     const kvc__ops *ops;
     int64_t batch, kv_head, first, rows;
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
+    bool adjusts;                   /* scores are not taken as they are */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
     float *scores;                  /* [KVC__SCORES] */
     float *q;                       /* [ROWS][key_width], scaled, in the loader's order */
@@ -86,6 +87,7 @@ static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *sc
     const int64_t most = smaller(job->group * job->queries, ROWS);
     w->job = job;
     w->ops = ops;
+    w->adjusts = job->softcap > 0 || kvc__adjusts(job);
     w->key_width = round_up(job->key_dim, ops->unit);
     w->value_width = round_up(job->value_dim, ops->unit);
     w->direct = is_direct(ops, job->k.dtype, job->key_dim, job->value_dim);
@@ -207,18 +209,75 @@ static void adjust_tile(const work *w, int64_t first, int64_t rows, int64_t star
                     w->scores + r, rows);
 }
 
+static void take_in(const work *w, kvc__tile *tile, int64_t first, int size, const kvc__block *k,
+                    const kvc__block *v, const kvc__range *seen, int64_t start) {
+    const int slot = dtype_slot(w);
+    float factor[4];
+    w->ops->score[slot][size](tile, k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, (int64_t)1 << size, start, k->count);
+    w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+}
+
+/* What the mask keeps of what rows see, a bit a position; `seen` shrinks to its ends. */
+static void keep(const work *w, uint64_t kept[4], kvc__range seen[4], int64_t first, int64_t rows,
+                 int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t i = query_of(w, first + r);
+        /* The query heads of a group mostly share a mask. */
+        if (r > 0 && job->mask.head_stride == 0 && i == query_of(w, first + r - 1))
+            kept[r] = kept[r - 1];
+        else
+            kept[r] = kvc__kept(job, w->batch, head_of(w, first + r), i, start, count) &
+                      kvc__bits(seen[r]);
+        seen[r] = kvc__hull(kept[r]);
+    }
+}
+
+/* take_in under a mask. What it keeps is weighed run by run, the rest not at all. */
+static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int size,
+                           const kvc__block *k, const kvc__block *v, kvc__range *seen,
+                           int64_t start) {
+    static const float ones[4] = {1, 1, 1, 1};
+    const int slot = dtype_slot(w);
+    const int64_t rows = (int64_t)1 << size;
+    uint64_t kept[4], any = 0, gaps = 0;
+    float own[4];
+    keep(w, kept, seen, first, rows, start, k->count);
+    for (int64_t r = 0; r < rows; r++) {
+        any |= kept[r];
+        gaps |= kept[r] ^ kvc__bits(seen[r]);
+    }
+    if (any == 0) return;
+    if (gaps == 0) {
+        take_in(w, tile, first, size, k, v, seen, start);
+        return;
+    }
+    w->ops->score[slot][size](tile, k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, rows, start, k->count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k->count, w->scores + r, rows);
+    w->ops->soften[size](tile, seen, k->count, w->scores, own);
+    const float *factor = own; /* due once */
+    for (; any; factor = ones) {
+        any = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            seen[r] = kvc__next_run(&kept[r]);
+            any |= kept[r];
+        }
+        w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+    }
+}
+
 static void attend_block(const work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
     const kvc__block v =
         block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
-    const int slot = dtype_slot(w);
-    const bool adjusts = job->softcap > 0 || kvc__adjusts(job);
     int64_t rows;
     for (int64_t r = 0; r < w->rows; r += rows) {
         const int size = w->rows - r >= 4 ? 2 : w->rows - r >= 2 ? 1 : 0; /* log2 of its rows */
         kvc__range seen[4];
-        float factor[4];
         rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = {w->q + r * w->key_width,
@@ -227,10 +286,8 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->total + r,
                           w->key_width,
                           w->value_width};
-        w->ops->score[slot][size](&tile, &k, w->scores);
-        if (adjusts) adjust_tile(w, r, rows, start, count);
-        w->ops->soften[size](&tile, seen, count, w->scores, factor);
-        w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
+        if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
+        else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
 }
 

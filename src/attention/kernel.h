@@ -1,12 +1,17 @@
 /** @file
  * What a kernel is given: raw pointers, strides and counts, all checked by the plan.
  *
- * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
+ * All kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
- *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j) + slope
- * · (j - p) p being the query's position, over the keys that query sees (kvc__seen), and with a
- * sink exp(sink - max) more below. When the sum is empty, or every score is -inf, out is zeros. A
- * NaN in a key or value reaches the queries that see it and no other. */
+ *
+ *     s_j = cap(scale · q · k_j) + slope · (j - position of i) + mask_j
+ *     p_j = exp(s_j - max s)
+ *     out = sum_j p_j v_j / (sum_j p_j + exp(sink - max s))
+ *
+ * over the keys that the query sees: those of kvc__seen that the mask does not hide. When there is
+ * none, or every score is -inf, out is zeros. A NaN in a key or value reaches the queries that see
+ * it and no other. In f32 a score beyond 3.4e38 is an infinity: +inf makes its row NaN, -inf weighs
+ * nothing. */
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
@@ -48,6 +53,8 @@ typedef struct kvc__job {
     float softcap; /**< 0: none */
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+    kvc__rows mask;         /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
+                                 where there is none */
     kvc__rows sinks;        /**< one element a query head; data is NULL where there are none */
     kvc__rows slopes;       /**< as sinks */
     kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */

@@ -28,16 +28,28 @@ static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int
     return s;
 }
 
+/* What a mask adds to a score: -inf hides the key, whatever it holds. */
+static double mask_of(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t j) {
+    if (!job->mask.data) return 0;
+    if (job->mask.dtype == KVC_U8) return *kvc__at(&job->mask, b, head, i, j) ? 0 : -INFINITY;
+    return load(&job->mask, b, head, i, j);
+}
+
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
     const kvc__range seen = kvc__seen(job, i);
     const double sink = (double)kvc__sink(job, head);
     double max = sink;
-    for (int64_t j = seen.begin; j < seen.end; j++) max = fmax(max, score(job, b, head, i, j));
+    for (int64_t j = seen.begin; j < seen.end; j++) {
+        const double mask = mask_of(job, b, head, i, j);
+        if (mask != -INFINITY) max = fmax(max, score(job, b, head, i, j) + mask);
+    }
 
     double total = sink == -INFINITY ? 0 : exp(sink - max);
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
     for (int64_t j = seen.begin; j < seen.end; j++) {
-        const double s = score(job, b, head, i, j);
+        const double mask = mask_of(job, b, head, i, j);
+        if (mask == -INFINITY) continue;
+        const double s = score(job, b, head, i, j) + mask;
         const double p = s == -INFINITY ? 0 : exp(s - max); /* not NaN when max is -inf too */
         total += p;
         for (int64_t d = 0; d < job->value_dim; d++)
