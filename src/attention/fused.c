@@ -7,6 +7,7 @@
 
 #include <kvcache/device.h>
 
+#include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
 #include "attention/row.h"
@@ -19,6 +20,7 @@ typedef struct work {
     const kvc__ops *ops;
     kvc__part part;
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
+    bool adjusts;                   /* scores are not taken as they are */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
     float *scores;                  /* [KVC__SCORES] */
     float *q;                       /* [rows][key_width], scaled, in the loader's order */
@@ -85,6 +87,7 @@ static work begin_part(const run *call, int64_t index, int thread) {
     work w = {.job = job, .ops = s->ops, .part = kvc__division_part(d, index)};
     w.key_width = round_up(job->key_dim, w.ops->unit);
     w.value_width = round_up(job->value_dim, w.ops->unit);
+    w.adjusts = job->softcap > 0 || kvc__adjusts(job);
     w.direct = is_direct(w.ops, job->k.dtype, job->key_dim, job->value_dim);
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + KVC__SCORES;
@@ -106,13 +109,21 @@ static const uint8_t *places(const work *w) {
     return w->ops->place[dtype_slot(w)];
 }
 
+/* The query head and the query of a row. */
+static int64_t head_of(const work *w, int64_t row) {
+    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
+}
+
+static int64_t query_of(const work *w, int64_t row) {
+    return (w->part.row + row) / w->job->group;
+}
+
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
     const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
-        const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
-        const int64_t i = (w->part.row + r) / job->group;
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         float *q = w->q + r * w->key_width;
         const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
@@ -122,8 +133,9 @@ static void begin_rows(const work *w) {
             kvc__row_load(x, from, job->q.dtype, d, n);
             for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
         }
-        w->max[r] = -INFINITY;
-        w->total[r] = 0;
+        /* A sink counts once, however many ranges merge. */
+        w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
+        w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;
     }
     memset(w->sums, 0, (size_t)(w->part.rows * w->value_width) * sizeof *w->sums);
 }
@@ -133,8 +145,7 @@ static void end_rows(const work *w) {
     const int64_t unit = w->ops->unit;
     const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
-        const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
-        const int64_t i = (w->part.row + r) / job->group;
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         const float *sums = w->sums + r * w->value_width;
         char *out = kvc__at(&job->out, w->part.sequence, head, i, 0);
         /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
@@ -166,8 +177,7 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
                       int64_t count) {
     bool any = false;
     for (int64_t r = 0; r < rows; r++) {
-        const kvc__range all =
-            kvc__seen(w->job, w->part.sequence, (w->part.row + first + r) / w->job->group);
+        const kvc__range all = kvc__seen(w->job, w->part.sequence, query_of(w, first + r));
         const int64_t end = smaller(larger(all.end - start, 0), count);
         seen[r] = (kvc__range){smaller(larger(all.begin - start, 0), end), end};
         any = any || seen[r].begin < end;
@@ -175,18 +185,86 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
     return any;
 }
 
+/* Scores of a tile to what the job makes of them. */
+static void adjust_tile(const work *w, int64_t first, int64_t rows, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
+    if (!kvc__adjusts(job)) return;
+    for (int64_t r = 0; r < rows; r++)
+        kvc__adjust(job, w->part.sequence, head_of(w, first + r), query_of(w, first + r), start,
+                    count, w->scores + r, rows);
+}
+
+static void take_in(const work *w, kvc__tile *tile, int64_t first, int size, const kvc__block *k,
+                    const kvc__block *v, const kvc__range *seen, int64_t start) {
+    const int slot = dtype_slot(w);
+    float factor[4];
+    w->ops->score[slot][size](tile, k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, (int64_t)1 << size, start, k->count);
+    w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+}
+
+/* What the mask keeps of what rows see, a bit a position; `seen` shrinks to its ends. */
+static void keep(const work *w, uint64_t kept[4], kvc__range seen[4], int64_t first, int64_t rows,
+                 int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t i = query_of(w, first + r);
+        /* The query heads of a group mostly share a mask. */
+        if (r > 0 && job->mask.head_stride == 0 && i == query_of(w, first + r - 1))
+            kept[r] = kept[r - 1];
+        else
+            kept[r] = kvc__kept(job, w->part.sequence, head_of(w, first + r), i, start, count) &
+                      kvc__bits(seen[r]);
+        seen[r] = kvc__hull(kept[r]);
+    }
+}
+
+/* take_in under a mask. What it keeps is weighed run by run, the rest not at all. */
+static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int size,
+                           const kvc__block *k, const kvc__block *v, kvc__range *seen,
+                           int64_t start) {
+    static const float ones[4] = {1, 1, 1, 1};
+    const int slot = dtype_slot(w);
+    const int64_t rows = (int64_t)1 << size;
+    uint64_t kept[4], any = 0, gaps = 0;
+    float own[4];
+    keep(w, kept, seen, first, rows, start, k->count);
+    for (int64_t r = 0; r < rows; r++) {
+        any |= kept[r];
+        gaps |= kept[r] ^ kvc__bits(seen[r]);
+    }
+    if (any == 0) return;
+    if (gaps == 0) {
+        take_in(w, tile, first, size, k, v, seen, start);
+        return;
+    }
+    w->ops->score[slot][size](tile, k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, rows, start, k->count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k->count, w->scores + r, rows);
+    w->ops->soften[size](tile, seen, k->count, w->scores, own);
+    const float *factor = own; /* due once */
+    for (; any; factor = ones) {
+        any = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            seen[r] = kvc__next_run(&kept[r]);
+            any |= kept[r];
+        }
+        w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+    }
+}
+
 static void attend_block(const work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
     const kvc__block v =
         block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
-    const int slot = dtype_slot(w);
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int64_t left = w->part.rows - r;
         const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
         kvc__range seen[4];
-        float factor[4];
         rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = {w->q + r * w->key_width,
@@ -195,10 +273,8 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->total + r,
                           w->key_width,
                           w->value_width};
-        w->ops->score[slot][size](&tile, &k, w->scores);
-        if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
-        w->ops->soften[size](&tile, seen, count, w->scores, factor);
-        w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
+        if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
+        else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
 }
 
