@@ -39,9 +39,10 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     if (plan->desc.window > 0)
         WRITE(window, ", a window of %lld positions", (long long)plan->desc.window);
     if (plan->desc.softcap > 0) WRITE(cap, ", scores capped to %g", (double)plan->desc.softcap);
-    WRITE(e->reason, "fused: %s, one pass over keys and values%s%s%s%s%s%s",
-          generic ? "portable C" : ops->name, window, cap, threads, shared, *ops->limit ? "; " : "",
-          ops->limit);
+    WRITE(e->reason, "fused: %s, one pass over keys and values%s%s%s%s",
+          generic ? "portable C" : ops->name, window, cap, threads, shared);
+    const size_t end = strlen(e->reason);
+    if (*ops->limit) (void)snprintf(e->reason + end, sizeof e->reason - end, "; %s", ops->limit);
     if (*ops->remedy) WRITE(e->remedy, "%s", ops->remedy);
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
 }
