@@ -101,16 +101,6 @@ static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *sc
     w->total = w->max + most;
 }
 
-/* dst[0..n) = src[0..n) in f32 */
-static void load_row(float *restrict dst, const void *restrict src, kvc_dtype dtype, int64_t n) {
-    const uint16_t *restrict words = src;
-    if (dtype == KVC_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
-    else if (dtype == KVC_F16)
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_f16(words[d]);
-    else
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_bf16(words[d]);
-}
-
 static void store_element(void *row, kvc_dtype dtype, int64_t d, float x) {
     if (dtype == KVC_F32) ((float *)row)[d] = x;
     else ((uint16_t *)row)[d] = dtype == KVC_F16 ? kvc__f16_of_f32(x) : kvc__bf16_of_f32(x);
@@ -180,7 +170,7 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
     if (w->direct) return (kvc__block){from, step, count};
     for (int64_t j = 0; j < count; j++) {
-        load_row(copy + j * width, from + j * step, rows->dtype, dim);
+        kvc__load_row(copy + j * width, from + j * step, rows->dtype, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
     return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
