@@ -70,8 +70,10 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
-    const char *name;
-    int unit;                           /**< elements that a loader takes at a time */
+    const char *name; /**< as KVC_ISA knows it */
+    char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
+    char remedy[96];  /**< what to do about that; "" where nothing */
+    int unit;         /**< elements that a loader takes at a time */
     kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[3][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
@@ -79,11 +81,16 @@ typedef struct kvc__ops {
     uint8_t place[3][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
 } kvc__ops;
 
-/** Returns the fastest table that this CPU runs; portable C's where the environment has
- * KVC_ISA=generic. Chosen once; thread-safe. */
+/** Returns the fastest table that this CPU runs and that KVC_ISA in the environment allows. Chosen
+ * once; thread-safe. */
 const kvc__ops *kvc__ops_best(void);
 
-/** Fill the table of one instruction set. */
+/** Chooses as kvc__ops_best does.
+ * @param cap  the fastest instruction set allowed; one that the CPU lacks leaves the best it has.
+ *             NULL, "" and unknown names allow all */
+void kvc__ops_choose(kvc__ops *out, const char *cap);
+
+/** Fill the table of one instruction set, but for its name. */
 void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
 void kvc__ops_neon(kvc__ops *ops);

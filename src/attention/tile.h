@@ -314,9 +314,8 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
     }
 }
 
-static void fill_ops(kvc__ops *ops, const char *name) {
+static void fill_ops(kvc__ops *ops) {
     *ops = (kvc__ops){
-        .name = name,
         .unit = 2 * W,
         .score = {[SLOT(KVC_F32)] = SCORES(f32), [SLOT(KVC_BF16)] = SCORES(bf16)},
         .weigh = {[SLOT(KVC_F32)] = WEIGHS(f32), [SLOT(KVC_BF16)] = WEIGHS(bf16)},

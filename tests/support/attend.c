@@ -5,8 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/ops.h"
 #include "base/half.h"
 #include "support/support.h"
+
+int test_isa_setup(void **state) {
+    (void)state;
+    const char *wanted = getenv("KVC_ISA");
+    const kvc__ops *ops = kvc__ops_best();
+    if (!wanted || !*wanted || strcmp(wanted, ops->name) == 0) return 0;
+    print_message("%s: %s\n", ops->name, ops->limit);
+    if (strstr(ops->limit, "names no instruction set")) return 1;
+    exit(77);
+}
 
 test_tensor test_tensor_new(kvc_dtype dtype, test_layout layout, int64_t batch, int64_t heads,
                             int64_t positions, int64_t dim) {

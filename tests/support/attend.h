@@ -66,6 +66,10 @@ typedef struct test_problem {
     test_tensor lse;           /**< [batch][q_heads][queries], f32 */
 } test_problem;
 
+/** Setup of a group of tests that kvc_test_each_isa runs: where KVC_ISA names an instruction set
+ * that this CPU lacks, ends the program as skipped. Fails where it names none. */
+int test_isa_setup(void **state);
+
 /** Makes an array whose elements are NaN too. Rows may end anywhere: only dtypes align. */
 test_tensor test_tensor_new(kvc_dtype dtype, test_layout layout, int64_t batch, int64_t heads,
                             int64_t positions, int64_t dim);

@@ -436,5 +436,5 @@ int main(void) {
         cmocka_unit_test(attention__gives_minus_infinity_for_the_lse_of_nothing),
         cmocka_unit_test(attention__gives_the_same_bits_on_every_run),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_isa_setup, NULL);
 }

@@ -50,5 +50,5 @@ static inline vf v_sums(const vf a[W]) {
 #include "attention/tile.h"
 
 void kvc__ops_neon(kvc__ops *ops) {
-    fill_ops(ops, "neon");
+    fill_ops(ops);
 }

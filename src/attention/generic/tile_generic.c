@@ -52,5 +52,5 @@ static inline vf v_sums(const vf a[W]) {
 #include "attention/tile.h"
 
 void kvc__ops_generic(kvc__ops *ops) {
-    fill_ops(ops, "generic");
+    fill_ops(ops);
 }

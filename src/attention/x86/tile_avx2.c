@@ -54,5 +54,5 @@ static inline vf v_sums(const vf a[W]) {
 #include "attention/tile.h"
 
 void kvc__ops_avx2(kvc__ops *ops) {
-    fill_ops(ops, "avx2");
+    fill_ops(ops);
 }
