@@ -10,7 +10,6 @@
 #include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
-#include "attention/row.h"
 #include "attention/schedule.h"
 
 /* A part at work. Row r of its kv head is query r / group of head r % group, so that what a row
@@ -125,12 +124,11 @@ static void begin_rows(const work *w) {
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = head_of(w, r), i = query_of(w, r);
         float *q = w->q + r * w->key_width;
-        const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
         for (int64_t d = 0; d < job->key_dim; d += unit) {
             const int64_t n = smaller(unit, job->key_dim - d);
             float x[KVC__UNIT_MOST];
-            kvc__row_load(x, from, job->q.dtype, d, n);
+            kvc__load_row(x, kvc__at(&job->q, w->part.sequence, head, i, d), job->q.dtype, n);
             for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
         }
         /* A sink counts once, however many ranges merge. */
@@ -147,14 +145,16 @@ static void end_rows(const work *w) {
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = head_of(w, r), i = query_of(w, r);
         const float *sums = w->sums + r * w->value_width;
-        char *out = kvc__at(&job->out, w->part.sequence, head, i, 0);
         /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
          * its sums are (0 · inf is NaN). */
         const bool blind = w->total[r] == 0;
         const float scale = 1 / w->total[r];
-        for (int64_t d = 0; d < job->value_dim; d += unit)
-            for (int64_t e = 0; e < smaller(unit, job->value_dim - d); e++)
-                kvc__row_store(out, job->out.dtype, d + e, blind ? 0 : sums[d + place[e]] * scale);
+        for (int64_t d = 0; d < job->value_dim; d += unit) {
+            const int64_t n = smaller(unit, job->value_dim - d);
+            float x[KVC__UNIT_MOST];
+            for (int64_t e = 0; e < n; e++) x[e] = blind ? 0 : sums[d + place[e]] * scale;
+            kvc__store_row(kvc__at(&job->out, w->part.sequence, head, i, d), x, job->out.dtype, n);
+        }
         kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
@@ -166,7 +166,7 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
     if (w->direct) return (kvc__block){from, step, count};
     for (int64_t j = 0; j < count; j++) {
-        kvc__row_load(copy + j * width, from + j * step, rows->dtype, 0, dim);
+        kvc__load_row(copy + j * width, from + j * step, rows->dtype, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
     return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
