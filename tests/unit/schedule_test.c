@@ -184,6 +184,27 @@ static void schedule__hands_out_the_longest_first(void **state) {
     free(f.scratch);
 }
 
+static void schedule__begins_with_the_rows_that_see_most(void **state) {
+    (void)state;
+    const kvc__job job = {.batch = 1,
+                          .kv_heads = 2,
+                          .group = 2,
+                          .queries = 500,
+                          .length = 500,
+                          .window = INT64_MAX,
+                          .causal = true};
+    fixture f = divide(&job, 2);
+    int64_t before = INT64_MAX;
+    for (int64_t i = 0; i < f.division.parts; i++) {
+        const kvc__part part = kvc__division_part(&f.division, i);
+        if (i % f.division.row_blocks == 0) before = INT64_MAX; /* the next head */
+        assert_int_equal(part.kv_head, i / f.division.row_blocks);
+        assert_true(cost_of(&part) < before);
+        before = cost_of(&part);
+    }
+    free(f.scratch);
+}
+
 static void schedule__takes_lengths_that_no_memory_has(void **state) {
     (void)state;
     const int64_t lengths[3] = {INT64_MAX, 0, INT64_MAX - 1};
@@ -217,6 +238,7 @@ int main(void) {
         cmocka_unit_test(schedule__keeps_threads_busy_to_the_end),
         cmocka_unit_test(schedule__cuts_nothing_for_one_thread_or_enough_heads),
         cmocka_unit_test(schedule__hands_out_the_longest_first),
+        cmocka_unit_test(schedule__begins_with_the_rows_that_see_most),
         cmocka_unit_test(schedule__takes_lengths_that_no_memory_has),
         cmocka_unit_test(schedule__refuses_scratch_that_no_size_holds),
     };
