@@ -22,6 +22,7 @@ typedef struct work {
     int64_t batch, kv_head, first, rows;
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
+    int64_t block;                  /* positions taken in together, KVC__BLOCK at most */
     float *scores;                  /* [KVC__SCORES] */
     float *q;                       /* [ROWS][key_width], scaled, in the loader's order */
     float *keys, *values;           /* [KVC__BLOCK][width], unless direct */
@@ -79,6 +80,12 @@ kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, 
                      (long long)heads, out->executor.threads);
 }
 
+/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
+ * With many, work on a block costs more than its memory. */
+static int64_t choose_block(const kvc__job *job) {
+    return job->group * job->queries > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
+}
+
 /* partial: where sums, max and total go; NULL for the worker's own scratch. */
 static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *scratch,
                     float *partial) {
@@ -88,6 +95,7 @@ static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *sc
     w->key_width = round_up(job->key_dim, ops->unit);
     w->value_width = round_up(job->value_dim, ops->unit);
     w->direct = is_direct(ops, job->k.dtype, job->key_dim, job->value_dim);
+    w->block = choose_block(job);
     w->scores = scratch;
     w->q = w->scores + KVC__SCORES;
     w->keys = w->q + most * w->key_width;
@@ -167,12 +175,12 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
                            float *copy, int64_t start, int64_t count) {
     const char *from = kvc__at(rows, w->batch, w->kv_head, start, 0);
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    if (w->direct) return (kvc__block){from, step, count};
+    if (w->direct) return (kvc__block){from, step, count, NULL};
     for (int64_t j = 0; j < count; j++) {
         load_row(copy + j * width, from + j * step, rows->dtype, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
-    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
+    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, NULL};
 }
 
 /* What rows of a tile see of a block; tells whether it is anything. */
@@ -188,11 +196,11 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
     return any;
 }
 
-static void attend_block(const work *w, int64_t start, int64_t count) {
+static void attend_block(const work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    const kvc__block v =
-        block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    kvc__block v = block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    k.ahead = v.ahead = ahead;
     const int slot = dtype_slot(w);
     int64_t rows;
     for (int64_t r = 0; r < w->rows; r += rows) {
@@ -212,6 +220,43 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
         w->ops->soften[size](&tile, seen, count, w->scores, factor);
         w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
     }
+}
+
+enum { LANES = KVC__STREAMS / 2, DISTANCE_BYTES = 2048 };
+
+static void look_ahead(kvc__ahead *a, int stream, const work *w, const kvc__rows *rows, int64_t dim,
+                       int64_t width, int64_t position) {
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    a->at[stream] = kvc__at(rows, w->batch, w->kv_head, position, 0);
+    a->width[stream] = width;
+    a->row_bytes[stream] = dim * element_bytes;
+    a->step_bytes[stream] = rows->position_stride * element_bytes;
+}
+
+/* Takes in positions [begin, end), in two lanes by turns. What is asked for ahead runs over the end
+ * of a lane a little: a prefetch may. */
+static void attend_range(const work *w, int64_t begin, int64_t end) {
+    const kvc__job *job = w->job;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    /* Half a block more keeps the lanes from the same sets of the cache. */
+    const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
+    const bool is_plain = w->direct && job->key_dim == job->value_dim &&
+                          job->k.position_stride == job->key_dim &&
+                          job->v.position_stride == job->value_dim;
+    kvc__ahead ahead = {.line_elements = is_plain ? (int)(64 / element_bytes) : 0};
+    for (int i = 0; i < LANES; i++) {
+        const int64_t from = smaller(begin + i * lane, end);
+        look_ahead(&ahead, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
+        look_ahead(&ahead, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+    }
+    kvc__ask(&ahead, KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    begin_rows(w);
+    for (int64_t at = begin; at < begin + lane; at += w->block)
+        for (int i = 0; i < LANES; i++) {
+            const int64_t start = at + i * lane;
+            const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
+            if (start < stop) attend_block(w, &ahead, start, stop - start);
+        }
 }
 
 /* One run, as its parts see it. */
@@ -254,9 +299,7 @@ static void attend_part(void *argument, int64_t index, int thread) {
     const int64_t range =
         round_up((end - begin + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
     const int64_t own_end = smaller(end, begin + (split + 1) * range);
-    begin_rows(&w);
-    for (int64_t start = begin + split * range; start < own_end; start += KVC__BLOCK)
-        attend_block(&w, start, smaller(KVC__BLOCK, own_end - start));
+    attend_range(&w, begin + split * range, own_end);
     if (schedule->splits == 1) end_rows(&w);
 }
 
