@@ -90,7 +90,7 @@ typedef void (*kvc__score_fn)(const kvc__tile *tile, const kvc__block *k, float 
 typedef void (*kvc__cap_fn)(float *s, int64_t n, float cap);
 
 /** Online softmax: turns the scores that rows see into weights, those that they do not into 0.
- * @param seen    [R], within the block; neither end decreases from row to row
+ * @param seen    [R], within the block
  * @param factor  [R], what the sums so far scale by */
 typedef void (*kvc__soften_fn)(kvc__tile *tile, const kvc__range *seen, int64_t count, float *s,
                                float *factor);
