@@ -29,7 +29,10 @@ static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
     const int64_t visible = kvc__visible(job, i);
     double max = -INFINITY;
-    for (int64_t j = 0; j < visible; j++) max = fmax(max, score(job, b, head, i, j));
+    for (int64_t j = 0; j < visible; j++) {
+        const double s = score(job, b, head, i, j);
+        if (s > max) max = s; /* gcc 12 crashes on fmax here, at -O3 for AArch64 */
+    }
 
     double total = 0;
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
