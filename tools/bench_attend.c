@@ -195,7 +195,7 @@ static void drop(subject *s) {
 /* Measuring. */
 
 static int attend(subject *s, int64_t layer) {
-    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out) == KVC_OK
+    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out, NULL) == KVC_OK
                ? CLI_DONE
                : cli_fail_library("attention");
 }

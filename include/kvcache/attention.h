@@ -7,8 +7,9 @@
  * Every plan can explain itself, counts what it ran, and in strict mode refuses a path that is
  * slow.
  *
- * Causal masks are aligned to the last key: query i of n sees keys [0, length - n + i]. A query
- * that sees no key gives zeros.
+ * Causal masks are aligned to the last key: query i of n is at position p = length - n + i and sees
+ * keys 0 to p, or with a window of W keys p - W + 1 to p. A query that sees no key gives zeros.
+ * Keys and values that no query sees are not read.
  *
  * Threads: one run at a time per plan.
  * @source FlashAttention's online softmax; FlashInfer's split of plan and run. */
@@ -45,12 +46,23 @@ typedef struct kvc_attention_desc {
     int64_t max_q_len;            /**< most query positions of one run; 0 means 1 */
     kvc_dtype kv_dtype;           /**< KVC_F32, KVC_F16 or KVC_BF16 */
     float scale;                  /**< 0 means 1 / sqrt(key_dim) */
+    int64_t window;               /**< keys that a query sees, its own among them; 0: all before */
+    float softcap;                /**< c > 0 caps scores to c · tanh(score / c); 0: none */
     bool not_causal;              /**< every query sees every key */
     bool strict;                  /**< refuse (KVC_E_SLOW) what would take a slow path */
     kvc_path path;                /**< KVC_PATH_AUTO, or the one to take */
     const kvc_executor *executor; /**< who runs the parts; NULL: the thread that calls run. The
                                        struct is copied; what it points to outlives the plan */
 } kvc_attention_desc;
+
+/** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
+ */
+typedef struct kvc_attention_extras {
+    size_t struct_size; /**< sizeof(kvc_attention_extras) */
+    kvc_array *lse;     /**< receives ln of the sum of exp(score) over what each query sees: f32
+                             [batch][q_heads][n], any strides; -inf where it sees nothing. It must
+                             not overlap another argument */
+} kvc_attention_extras;
 
 /** Room for paths in the figures; more than there are. */
 #define KVC_PATH_SLOTS 16
@@ -93,16 +105,17 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_plan(kvc_attention **out,
 KVC_API void kvc_attention_free(kvc_attention *plan);
 
 /** Attends over the live positions of a layer. Reads each key and value once per block of queries.
- * @param q    [batch][q_heads][n][key_dim], 1 ≤ n ≤ max_q_len, f32, f16 or bf16, any strides
- *             whose last is 1, borrowed for the call
- * @param out  [batch][q_heads][n][value_dim], f32, f16 or bf16, last stride 1, written; must not
- *             overlap q or the cache. Its elements are written once, whatever they held.
+ * @param q       [batch][q_heads][n][key_dim], 1 ≤ n ≤ max_q_len, f32, f16 or bf16, any strides
+ *                whose last is 1, borrowed for the call
+ * @param out     [batch][q_heads][n][value_dim], f32, f16 or bf16, last stride 1, written; must not
+ *                overlap q or the cache. Its elements are written once, whatever they held.
+ * @param extras  NULL for none
  * @errors KVC_E_INVALID layer, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
  *         argument and both shapes (or dtypes, strides); KVC_E_SLOW strict; KVC_E_UNSUPPORTED
- *         memory of a device other than the cpu. out is unchanged. */
+ *         memory of a device other than the cpu. out and extras->lse are unchanged. */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache,
-                                                  int64_t layer, const kvc_array *q,
-                                                  kvc_array *out);
+                                                  int64_t layer, const kvc_array *q, kvc_array *out,
+                                                  const kvc_attention_extras *extras);
 
 /** Attends over keys and values that lie anywhere: for engines that keep their own.
  * @param k  [batch][kv_heads][length][key_dim] of kv_dtype, any strides; a last stride other than 1
@@ -110,7 +123,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc
  * @param v  [batch][kv_heads][length][value_dim], as k */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const kvc_array *k,
                                                      const kvc_array *v, const kvc_array *q,
-                                                     kvc_array *out);
+                                                     kvc_array *out,
+                                                     const kvc_attention_extras *extras);
 
 /** Says which path a run over this layer takes, and why.
  * @param cache  NULL: the plan alone, as for keys and values in order

@@ -35,6 +35,9 @@ static int64_t round_up(int64_t n, int64_t step) {
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
     return ops->score[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
@@ -155,6 +158,7 @@ static void end_rows(const work *w) {
             const float sum = sums[d / unit * unit + places(w)[d % unit]];
             store_element(out, job->out.dtype, d, blind ? 0 : sum * scale);
         }
+        kvc__store_lse(job, w->batch, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
 
@@ -171,6 +175,19 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
     return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
 }
 
+/* What rows of a tile see of a block; tells whether it is anything. */
+static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t rows, int64_t start,
+                      int64_t count) {
+    bool any = false;
+    for (int64_t r = 0; r < rows; r++) {
+        const kvc__range all = kvc__seen(w->job, (w->first + first + r) / w->job->group);
+        const int64_t end = smaller(larger(all.end - start, 0), count);
+        seen[r] = (kvc__range){smaller(larger(all.begin - start, 0), end), end};
+        any = any || seen[r].begin < end;
+    }
+    return any;
+}
+
 static void attend_block(const work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
@@ -183,11 +200,7 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
         kvc__range seen[4];
         float factor[4];
         rows = (int64_t)1 << size;
-        for (int64_t i = 0; i < rows; i++) {
-            const int64_t left = kvc__visible(job, (w->first + r + i) / job->group) - start;
-            seen[i] = (kvc__range){0, left < 0 ? 0 : smaller(left, count)};
-        }
-        if (seen[rows - 1].end == 0) continue;
+        if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = {w->q + r * w->key_width,
                           w->sums + r * w->value_width,
                           w->max + r,
@@ -195,6 +208,7 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->key_width,
                           w->value_width};
         w->ops->score[slot][size](&tile, &k, w->scores);
+        if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
         w->ops->soften[size](&tile, seen, count, w->scores, factor);
         w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
     }
@@ -234,13 +248,15 @@ static void attend_part(void *argument, int64_t index, int thread) {
     lay_out(&w, call->job, schedule->ops, call->workers + (size_t)thread * schedule->worker_floats,
             partial_of(call, index));
     const int64_t split = find_part(&w, call, index);
-    /* The last row sees most: positions beyond are beyond all. */
-    const int64_t visible = kvc__visible(call->job, (w.first + w.rows - 1) / call->job->group);
-    const int64_t range = round_up((visible + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
-    const int64_t end = smaller(visible, (split + 1) * range);
+    /* What any row sees: no row begins before the first, or ends behind the last. */
+    const int64_t begin = kvc__seen(call->job, w.first / call->job->group).begin;
+    const int64_t end = kvc__seen(call->job, (w.first + w.rows - 1) / call->job->group).end;
+    const int64_t range =
+        round_up((end - begin + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
+    const int64_t own_end = smaller(end, begin + (split + 1) * range);
     begin_rows(&w);
-    for (int64_t start = split * range; start < end; start += KVC__BLOCK)
-        attend_block(&w, start, smaller(KVC__BLOCK, end - start));
+    for (int64_t start = begin + split * range; start < own_end; start += KVC__BLOCK)
+        attend_block(&w, start, smaller(KVC__BLOCK, own_end - start));
     if (schedule->splits == 1) end_rows(&w);
 }
 

@@ -3,12 +3,13 @@
  *
  * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
- *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = scale · q · k_j
- * over the keys that query sees (kvc__visible). When the sum is empty, or every score is -inf, out
+ *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j)
+ * over the keys that query sees (kvc__seen). When the sum is empty, or every score is -inf, out
  * is zeros. A NaN in a key or value reaches the queries that see it and no other. */
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -40,16 +41,21 @@ typedef struct kvc__job {
     int64_t value_dim;
     int64_t queries; /**< positions of q */
     int64_t length;  /**< positions of k and v; nothing behind them is read */
+    int64_t window;  /**< keys that a query sees; INT64_MAX: all before it */
     float scale;
+    float softcap; /**< 0: none */
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+    kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
-/** Returns how many keys query i sees: those before it and its own, aligned to the last key. */
-static inline int64_t kvc__visible(const kvc__job *job, int64_t i) {
-    if (!job->causal) return job->length;
+/** Returns which keys query i sees: its own and those before it, aligned to the last key, as far as
+ * its window reaches. Neither end decreases from query to query. */
+static inline kvc__range kvc__seen(const kvc__job *job, int64_t i) {
+    if (!job->causal) return (kvc__range){0, job->length};
     const int64_t end = job->length - job->queries + i + 1;
-    return end > 0 ? end : 0;
+    if (end <= 0) return (kvc__range){0, 0};
+    return (kvc__range){end > job->window ? end - job->window : 0, end};
 }
 
 /** Returns the address of an element. */
@@ -57,6 +63,14 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
     return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
+/** Writes a row's log-sum-exp, where it is asked for. A total of 0 gives -inf. */
+static inline void kvc__store_lse(const kvc__job *job, int64_t b, int64_t head, int64_t i,
+                                  double max, double total) {
+    if (!job->lse.data) return;
+    float *to = (float *)(void *)kvc__at(&job->lse, b, head, i, 0);
+    *to = total == 0 ? -INFINITY : (float)(max + log(total));
 }
 
 /** The truth: one query at a time, two passes over the keys, f64 throughout, any strides.

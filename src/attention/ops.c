@@ -60,7 +60,7 @@ static void explain_unknown(kvc__ops *ops, const char *cap) {
     char names[sizeof ops->remedy / 2] = "";
     for (size_t i = 0, at = 0; i < ISAS && at < sizeof names; i++)
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", isas[i].name);
-    WRITE(ops->cap, "KVC_ISA=%.16s names no instruction set here and is ignored", cap);
+    WRITE(ops->limit, "KVC_ISA=%.16s names no instruction set here and is ignored", cap);
     WRITE(ops->remedy, "unset KVC_ISA, or name one of %s", names);
 }
 
@@ -73,10 +73,10 @@ void kvc__ops_choose(kvc__ops *out, const char *cap) {
     if (is_capped && last == ISAS) {
         explain_unknown(out, cap);
     } else if (chosen < best) {
-        WRITE(out->cap, "KVC_ISA=%s allows no more", cap);
+        WRITE(out->limit, "KVC_ISA=%s allows no more", cap);
         WRITE(out->remedy, "unset KVC_ISA: this CPU runs %s", isas[best].name);
     } else if (is_capped && chosen < last) {
-        WRITE(out->cap, "KVC_ISA=%s allows more than this CPU runs", cap);
+        WRITE(out->limit, "KVC_ISA=%s allows more than this CPU runs", cap);
     }
 }
 

@@ -46,6 +46,12 @@ typedef struct kvc__range {
  * @param s  [KVC__SCORES], 64-byte aligned */
 typedef void (*kvc__score_fn)(const kvc__tile *tile, const kvc__block *k, float *s);
 
+/** Caps scores: s[i] = cap · tanh(s[i] / cap) for n of them, and for what fills their last vector.
+ * Within 5 ulp of the true value (tests/unit/attention_variants_test.c); ±inf gives ±cap, NaN
+ * stays.
+ * @param cap  > 0, normal */
+typedef void (*kvc__cap_fn)(float *s, int64_t n, float cap);
+
 /** Online softmax: turns the scores that rows see into weights, those that they do not into 0.
  * @param seen    [R], within the block; neither end decreases from row to row
  * @param factor  [R], what the sums so far scale by */
@@ -65,12 +71,13 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
     const char *name; /**< as KVC_ISA knows it */
-    char cap[96];     /**< what KVC_ISA does to the choice; "" where nothing. For people */
+    char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
     char remedy[96];  /**< what to do about that; "" where nothing */
     int unit;         /**< elements that a loader takes at a time */
     kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[3][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
+    kvc__cap_fn cap;
     uint8_t place[3][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
 } kvc__ops;
 

@@ -35,12 +35,18 @@ static kvc_status validate(const kvc_attention_desc *d) {
     } fields[] = {
         {"batch", d->batch, 0},     {"q_heads", d->q_heads, 1},     {"kv_heads", d->kv_heads, 1},
         {"key_dim", d->key_dim, 1}, {"value_dim", d->value_dim, 0}, {"max_q_len", d->max_q_len, 0},
+        {"window", d->window, 0},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].given < fields[i].least)
             return kvc__fail(KVC_E_INVALID, "desc.%s: %lld given, at least %lld wanted",
                              fields[i].name, (long long)fields[i].given,
                              (long long)fields[i].least);
+    if (d->window > 0 && d->not_causal)
+        return kvc__fail(KVC_E_INVALID,
+                         "desc.window: %lld given with desc.not_causal, and a window looks back "
+                         "from its query; 0 wanted, or a causal plan",
+                         (long long)d->window);
     if (d->q_heads % d->kv_heads != 0)
         return kvc__fail(KVC_E_INVALID,
                          "desc.q_heads: %lld given, a multiple of kv_heads %lld wanted",
@@ -51,6 +57,9 @@ static kvc_status validate(const kvc_attention_desc *d) {
     if (!isfinite(d->scale))
         return kvc__fail(KVC_E_INVALID, "desc.scale: %g given, a finite number wanted",
                          (double)d->scale);
+    if (d->softcap != 0 && !(isnormal(d->softcap) && d->softcap > 0))
+        return kvc__fail(KVC_E_INVALID, "desc.softcap: %g given, 0 or a normal number above wanted",
+                         (double)d->softcap);
     if (d->path != KVC_PATH_AUTO && d->path != KVC_PATH_REFERENCE && d->path != KVC_PATH_FUSED)
         return kvc__fail(KVC_E_INVALID, "desc.path: %d given, a kvc_path wanted", (int)d->path);
     return KVC_OK;

@@ -18,25 +18,26 @@ static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_
     else *(uint16_t *)(void *)at = kvc__bf16_of_f32(f);
 }
 
-/* scale · q[b][head][i] · k[b][head / group][j] */
+/* cap(scale · q[b][head][i] · k[b][head / group][j]) */
 static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t j) {
     double sum = 0;
     for (int64_t d = 0; d < job->key_dim; d++)
         sum += load(&job->q, b, head, i, d) * load(&job->k, b, head / job->group, j, d);
-    return (double)job->scale * sum;
+    const double s = (double)job->scale * sum, cap = (double)job->softcap;
+    return cap > 0 ? cap * tanh(s / cap) : s;
 }
 
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
-    const int64_t visible = kvc__visible(job, i);
+    const kvc__range seen = kvc__seen(job, i);
     double max = -INFINITY;
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = seen.begin; j < seen.end; j++) {
         const double s = score(job, b, head, i, j);
         if (s > max) max = s; /* gcc 12 crashes on fmax here, at -O3 for AArch64 */
     }
 
     double total = 0;
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = seen.begin; j < seen.end; j++) {
         const double s = score(job, b, head, i, j);
         const double p = s == -INFINITY ? 0 : exp(s - max); /* not NaN when max is -inf too */
         total += p;
@@ -45,6 +46,7 @@ static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, 
     }
     for (int64_t d = 0; d < job->value_dim; d++)
         store(&job->out, b, head, i, d, total == 0 ? 0 : sums[d] / total);
+    kvc__store_lse(job, b, head, i, max, total);
 }
 
 void kvc__attend_reference(const kvc__job *job, double *sums) {

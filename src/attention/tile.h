@@ -137,15 +137,12 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
     }
 }
 
-/* exp of W floats: kvc__exp_f32 (exp.h), lane by lane. */
-static inline vf v_exp(vf x) {
-    const vf highest = v_set(89.0f), lowest = v_set(-104.0f), magic = v_set(0x1.8p23f);
-    const vi high = x > highest, low = x < lowest;
-    x = (vf)((high & (vi)highest) | (~high & (vi)x));
-    x = (vf)((low & (vi)lowest) | (~low & (vi)x));
+/* exp(x) = 2^exponent · (1 + what is returned): the reduction of kvc__exp_f32 (exp.h). */
+static inline vf v_exp_reduced(vf x, vi *exponent) {
+    const vf magic = v_set(0x1.8p23f);
     const vf shifted = x * v_set(0x1.715476p+0f) + magic;
     const vf n = shifted - magic;
-    const vi exponent = (vi)shifted - (vi)magic;
+    *exponent = (vi)shifted - (vi)magic;
     const vf r = (x - n * v_set(0x1.62e4p-1f)) - n * v_set(0x1.7f7d1cp-20f);
     vf p = v_set(1.0f / 5040);
     p = p * r + v_set(1.0f / 720);
@@ -153,9 +150,40 @@ static inline vf v_exp(vf x) {
     p = p * r + v_set(1.0f / 24);
     p = p * r + v_set(1.0f / 6);
     p = p * r + v_set(0.5f);
-    p = (p * r) * r + r + v_set(1.0f);
+    return (p * r) * r + r;
+}
+
+/* x where it is at most `most`, or NaN. */
+static inline vf v_at_most(vf x, vf most) {
+    const vi high = x > most;
+    return (vf)((high & (vi)most) | (~high & (vi)x));
+}
+
+/* exp of W floats: kvc__exp_f32 (exp.h), lane by lane. */
+static inline vf v_exp(vf x) {
+    const vf lowest = v_set(-104.0f);
+    const vi low = x < lowest;
+    vi exponent;
+    x = v_at_most((vf)((low & (vi)lowest) | (~low & (vi)x)), v_set(89.0f));
+    const vf p = v_exp_reduced(x, &exponent) + v_set(1.0f);
     const vi half = exponent >> 1;
     return p * (vf)((half + 127) << 23) * (vf)((exponent - half + 127) << 23);
+}
+
+/* tanh |y| = e / (e + 2) with e = exp(2 |y|) - 1, which loses nothing where y is small. Beyond 2
+ * |y| = 20 it is 1 in f32. */
+static void cap_scores(float *s, int64_t n, float cap) {
+    const vf one = v_set(1.0f), two = v_set(2.0f), half = v_set(cap / 2);
+    for (int64_t i = 0; i < n; i += W) {
+        const vf x = v_load(s + i);
+        const vi sign = (vi)x & (vi)v_set(-0.0f);
+        vi exponent;
+        const vf y = v_at_most((vf)((vi)x ^ sign) / half, v_set(20.0f));
+        const vf p = v_exp_reduced(y, &exponent);
+        const vf power = (vf)((exponent + 127) << 23);
+        const vf e = p * power + (power - one);
+        v_store(s + i, (vf)((vi)(v_set(cap) * (e / (e + two))) | sign));
+    }
 }
 
 /* Takes what lane i of a vector says to row i % R. */
@@ -292,6 +320,7 @@ static void fill_ops(kvc__ops *ops) {
         .score = {[SLOT(KVC_F32)] = SCORES(f32), [SLOT(KVC_BF16)] = SCORES(bf16)},
         .weigh = {[SLOT(KVC_F32)] = WEIGHS(f32), [SLOT(KVC_BF16)] = WEIGHS(bf16)},
         .soften = {soften_1, soften_2, soften_4},
+        .cap = cap_scores,
     };
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);

@@ -12,7 +12,7 @@ static void isa__is_the_best_without_a_cap(void **state) {
     (void)state;
     kvc__ops ops, same;
     kvc__ops_choose(&ops, NULL);
-    assert_string_equal(ops.cap, "");
+    assert_string_equal(ops.limit, "");
     assert_string_equal(ops.remedy, "");
     kvc__ops_choose(&same, "");
     assert_memory_equal(&same, &ops, sizeof ops);
@@ -28,7 +28,7 @@ static void isa__is_capped_by_name(void **state) {
     assert_string_equal(ops.name, "generic");
     if (strcmp(best.name, "generic") == 0) return;
     assert_true(ops.score[0][0] != best.score[0][0]);
-    assert_contains(ops.cap, "KVC_ISA=generic");
+    assert_contains(ops.limit, "KVC_ISA=generic");
     assert_contains(ops.remedy, best.name);
 }
 
@@ -41,7 +41,7 @@ static void isa__that_is_unknown_allows_all_and_is_told(void **state) {
         kvc__ops_choose(&ops, unknown[i]);
         assert_string_equal(ops.name, best.name);
         assert_true(ops.score[0][0] == best.score[0][0]);
-        assert_contains(ops.cap, "names no instruction set");
+        assert_contains(ops.limit, "names no instruction set");
         assert_contains(ops.remedy, "generic");
         assert_contains(ops.remedy, best.name);
     }
