@@ -21,6 +21,7 @@ typedef struct work {
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
     bool adjusts;                   /* scores are not taken as they are */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
+    int64_t block;                  /* positions taken in together, KVC__BLOCK at most */
     float *scores;                  /* [KVC__SCORES] */
     float *q;                       /* [rows][key_width], scaled, in the loader's order */
     float *keys, *values;           /* [KVC__BLOCK][width], unless direct */
@@ -77,6 +78,12 @@ static void lay_out_sums(work *w, float *at) {
     w->total = w->max + most;
 }
 
+/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
+ * With many, work on a block costs more than its memory. */
+static int64_t choose_block(int64_t rows) {
+    return rows > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
+}
+
 /* A part that is one of several leaves its sums in its slot. */
 static work begin_part(const run *call, int64_t index, int thread) {
     const kvc__division *d = &call->division;
@@ -88,6 +95,7 @@ static work begin_part(const run *call, int64_t index, int thread) {
     w.value_width = round_up(job->value_dim, w.ops->unit);
     w.adjusts = job->softcap > 0 || kvc__adjusts(job);
     w.direct = is_direct(w.ops, job->k.dtype, job->key_dim, job->value_dim);
+    w.block = choose_block(w.part.rows);
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + KVC__SCORES;
     if (!w.direct) {
@@ -164,12 +172,12 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
                            float *copy, int64_t start, int64_t count) {
     const char *from = kvc__at(rows, w->part.sequence, w->part.kv_head, start, 0);
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    if (w->direct) return (kvc__block){from, step, count};
+    if (w->direct) return (kvc__block){from, step, count, NULL};
     for (int64_t j = 0; j < count; j++) {
         kvc__load_row(copy + j * width, from + j * step, rows->dtype, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
-    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
+    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, NULL};
 }
 
 /* What rows of a tile see of a block; tells whether it is anything. */
@@ -221,29 +229,45 @@ static void keep(const work *w, uint64_t kept[4], kvc__range seen[4], int64_t fi
     }
 }
 
-/* take_in under a mask. What it keeps is weighed run by run, the rest not at all. */
+/* Some of a block's positions. */
+static kvc__block narrow(const kvc__block *block, kvc__range to) {
+    kvc__block some = *block;
+    some.data += to.begin * block->step_bytes;
+    some.count = to.end - to.begin;
+    return some;
+}
+
+/* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
+ * before or behind all of that read. */
 static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int size,
-                           const kvc__block *k, const kvc__block *v, kvc__range *seen,
+                           const kvc__block *k_block, const kvc__block *v_block, kvc__range *seen,
                            int64_t start) {
     static const float ones[4] = {1, 1, 1, 1};
     const int slot = dtype_slot(w);
     const int64_t rows = (int64_t)1 << size;
     uint64_t kept[4], any = 0, gaps = 0;
     float own[4];
-    keep(w, kept, seen, first, rows, start, k->count);
+    keep(w, kept, seen, first, rows, start, k_block->count);
     for (int64_t r = 0; r < rows; r++) {
         any |= kept[r];
         gaps |= kept[r] ^ kvc__bits(seen[r]);
     }
     if (any == 0) return;
+    const kvc__range hull = kvc__hull(any);
+    const kvc__block k = narrow(k_block, hull), v = narrow(v_block, hull);
+    for (int64_t r = 0; r < rows; r++) {
+        kept[r] >>= hull.begin;
+        seen[r] = kvc__hull(kept[r]);
+    }
+    start += hull.begin;
     if (gaps == 0) {
-        take_in(w, tile, first, size, k, v, seen, start);
+        take_in(w, tile, first, size, &k, &v, seen, start);
         return;
     }
-    w->ops->score[slot][size](tile, k, w->scores);
-    if (w->adjusts) adjust_tile(w, first, rows, start, k->count);
-    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k->count, w->scores + r, rows);
-    w->ops->soften[size](tile, seen, k->count, w->scores, own);
+    w->ops->score[slot][size](tile, &k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, rows, start, k.count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k.count, w->scores + r, rows);
+    w->ops->soften[size](tile, seen, k.count, w->scores, own);
     const float *factor = own; /* due once */
     for (; any; factor = ones) {
         any = 0;
@@ -251,15 +275,15 @@ static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int si
             seen[r] = kvc__next_run(&kept[r]);
             any |= kept[r];
         }
-        w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+        w->ops->weigh[slot][size](tile, &v, seen, w->scores, factor);
     }
 }
 
-static void attend_block(const work *w, int64_t start, int64_t count) {
+static void attend_block(const work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    const kvc__block v =
-        block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    kvc__block v = block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    k.ahead = v.ahead = ahead;
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int64_t left = w->part.rows - r;
@@ -276,6 +300,50 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
+}
+
+/* Lanes are ranges of a part's positions that are taken in by turns. */
+enum { LANES = KVC__STREAMS / 2, DISTANCE_BYTES = 2048 };
+
+static void look_ahead(kvc__ahead *a, int stream, const work *w, const kvc__rows *rows, int64_t dim,
+                       int64_t width, int64_t position) {
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    a->at[stream] = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
+    a->width[stream] = width;
+    a->row_bytes[stream] = dim * element_bytes;
+    a->step_bytes[stream] = rows->position_stride * element_bytes;
+}
+
+/* What is asked for runs over the end of a lane a little: a prefetch may. */
+static kvc__ahead ahead_of(const work *w, int64_t lane) {
+    const kvc__job *job = w->job;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    const bool alike = w->direct && job->key_dim == job->value_dim &&
+                       job->k.position_stride == job->key_dim &&
+                       job->v.position_stride == job->value_dim;
+    kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
+    for (int i = 0; i < LANES; i++) {
+        const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+    }
+    kvc__ask(&a, KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    return a;
+}
+
+/* Takes in the positions of a part. */
+static void attend_lanes(const work *w) {
+    const int64_t begin = w->part.begin, end = w->part.end;
+    /* Half a block more keeps the lanes from the same sets of the cache. */
+    const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
+    kvc__ahead ahead = ahead_of(w, lane);
+    begin_rows(w);
+    for (int64_t at = begin; at < begin + lane; at += w->block)
+        for (int i = 0; i < LANES; i++) {
+            const int64_t start = at + i * lane;
+            const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
+            if (start < stop) attend_block(w, &ahead, start, stop - start);
+        }
 }
 
 /* Adds what another range of positions gave. A range that a row does not see has a total of 0. */
@@ -312,9 +380,7 @@ static void merge_ranges(work *w, const run *call) {
 static void attend_part(void *argument, int64_t index, int thread) {
     const run *call = argument;
     work w = begin_part(call, index, thread);
-    begin_rows(&w);
-    for (int64_t start = w.part.begin; start < w.part.end; start += KVC__BLOCK)
-        attend_block(&w, start, smaller(KVC__BLOCK, w.part.end - start));
+    attend_lanes(&w);
     if (w.part.splits > 1) {
         /* Gives what is in the slot to whoever is last, and takes what the others gave. */
         _Atomic int *left = &call->division.left[w.part.first_slot];

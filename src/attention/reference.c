@@ -37,7 +37,9 @@ static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, 
     double max = sink;
     for (int64_t j = seen.begin; j < seen.end; j++) {
         const double mask = mask_of(job, b, head, i, j);
-        if (mask != -INFINITY) max = fmax(max, score(job, b, head, i, j) + mask);
+        if (mask == -INFINITY) continue;
+        const double s = score(job, b, head, i, j) + mask;
+        if (s > max) max = s; /* gcc 12 crashes on fmax here, at -O3 for AArch64 */
     }
 
     double total = sink == -INFINITY ? 0 : exp(sink - max);

@@ -14,7 +14,7 @@ enum { BATCH = 16, MOST = 1 << 15, THREADS = 7 };
 static kvc_threads *pools[THREADS + 1]; /* by their threads; NULL where none is used */
 
 static int set_up(void **state) {
-    (void)state;
+    if (test_isa_setup(state)) return 1;
     for (int n = 2; n <= THREADS; n = n == 3 ? THREADS : n + 1)
         if (kvc_threads_new(&pools[n], n) != KVC_OK) return -1;
     return 0;
