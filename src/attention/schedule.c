@@ -54,7 +54,7 @@ static int64_t choose_chunk(const kvc__division *d, int threads, int64_t longest
         positions * (double)d->job->kv_heads * (double)d->row_blocks / (double)threads;
     const double even = fmax(share / PARTS_A_THREAD, fmin(share, LEAST));
     if (even >= (double)longest) return longest;
-    return (int64_t)ceil(even / KVC__BLOCK) * KVC__BLOCK;
+    return (int64_t)fmax(ceil(even / KVC__BLOCK), 1) * KVC__BLOCK;
 }
 
 /* Puts sequences in order, longest first to within a 64th of the longest: a counting sort. */
@@ -78,10 +78,11 @@ kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, vo
     end = d.shares + schedule->batch;
     d.left = end;
 
-    int64_t longest = 0, slots = 0;
+    int64_t longest = 1, slots = 0;
     for (int64_t b = 0; b < job->batch; b++)
         if (span_of(job, b) > longest) longest = span_of(job, b);
     const int64_t chunk = choose_chunk(&d, schedule->executor.threads, longest);
+    KVC_ASSERT(chunk > 0);
     sort_shares(&d, longest);
     for (int64_t i = 0; i < job->batch; i++) {
         kvc__share *share = &d.shares[i];
