@@ -180,7 +180,7 @@ static int keep_sample(stats_samples *samples, double value) {
 }
 
 static int attend(subject *s, int64_t layer) {
-    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out) == KVC_OK
+    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out, NULL) == KVC_OK
                ? CLI_DONE
                : cli_fail_library("attention");
 }

@@ -106,7 +106,7 @@ static bool attend(transformer *t, int64_t layer, int64_t n, failure *error) {
     if (kvc_cache_append(t->cache, layer, &k, &v) != KVC_OK)
         return failure_set_library(error, "the cache");
     const uint64_t appended = now_ns();
-    if (kvc_attention_run(t->attention, t->cache, layer, &q, &mixed) != KVC_OK)
+    if (kvc_attention_run(t->attention, t->cache, layer, &q, &mixed, NULL) != KVC_OK)
         return failure_set_library(error, "attention");
     t->append_ns += appended - start;
     t->attention_ns += now_ns() - appended;

@@ -4,11 +4,12 @@
  * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
  *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = scale · q · k_j
- * over the keys that query sees (kvc__visible). When the sum is empty, or every score is -inf, out
+ * over the keys that query sees (kvc__seen). When the sum is empty, or every score is -inf, out
  * is zeros. A NaN in a key or value reaches the queries that see it and no other. */
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,18 +39,35 @@ typedef struct kvc__job {
     int64_t group; /**< query heads to a kv head; query head = kv head · group + g */
     int64_t key_dim;
     int64_t value_dim;
-    int64_t queries; /**< positions of q */
-    int64_t length;  /**< positions of k and v; nothing behind them is read */
+    int64_t queries;        /**< positions of q */
+    int64_t length;         /**< positions of k and v */
+    const int64_t *lengths; /**< [batch] those in use, nothing behind them is read; NULL: all */
+    int64_t window;         /**< keys that a query sees; INT64_MAX: all before it */
     float scale;
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+    kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
-/** Returns how many keys query i sees: those before it and its own, aligned to the last key. */
-static inline int64_t kvc__visible(const kvc__job *job, int64_t i) {
-    if (!job->causal) return job->length;
-    const int64_t end = job->length - job->queries + i + 1;
-    return end > 0 ? end : 0;
+/** Returns the positions that a sequence has in use. */
+static inline int64_t kvc__length(const kvc__job *job, int64_t b) {
+    return job->lengths ? job->lengths[b] : job->length;
+}
+
+/** Returns which keys query i of a sequence sees: its own and those before it, aligned to the last
+ * key, as far as its window reaches. Neither end decreases from query to query. */
+static inline kvc__range kvc__seen(const kvc__job *job, int64_t b, int64_t i) {
+    const int64_t length = kvc__length(job, b);
+    if (!job->causal) return (kvc__range){0, length};
+    const int64_t end = length - job->queries + i + 1;
+    if (end <= 0) return (kvc__range){0, 0};
+    return (kvc__range){end > job->window ? end - job->window : 0, end};
+}
+
+/** Returns what any of queries first to last sees: no query begins before the first, or ends behind
+ * the last. */
+static inline kvc__range kvc__reach(const kvc__job *job, int64_t b, int64_t first, int64_t last) {
+    return (kvc__range){kvc__seen(job, b, first).begin, kvc__seen(job, b, last).end};
 }
 
 /** Returns the address of an element. */
@@ -59,31 +77,40 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
     return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
 }
 
+/** Writes a row's log-sum-exp, where it is asked for. A total of 0 gives -inf. */
+static inline void kvc__store_lse(const kvc__job *job, int64_t b, int64_t head, int64_t i,
+                                  double max, double total) {
+    if (!job->lse.data) return;
+    float *to = (float *)(void *)kvc__at(&job->lse, b, head, i, 0);
+    *to = total == 0 ? -INFINITY : (float)(max + log(total));
+}
+
 /** The truth: one query at a time, two passes over the keys, f64 throughout, any strides.
  * @param sums  [value_dim], scratch */
 void kvc__attend_reference(const kvc__job *job, double *sums);
 
-/** How the fused path divides its work and its scratch: chosen once, by the plan. A part is one kv
- * head of one sequence, up to 64 rows, and one of `splits` ranges of positions. */
+/** How the fused path divides its work (schedule.h) and its scratch: chosen once, by the plan. */
 typedef struct kvc__schedule {
     const kvc__ops *ops;
     kvc_executor executor; /**< parallel_for is NULL for the calling thread alone */
-    int64_t splits;        /**< ranges of positions, merged at the end; 1: no merge */
-    size_t worker_floats;  /**< scratch of one thread */
-    size_t partial_floats; /**< what one part leaves for the merge; 0 with one split */
-    size_t floats;         /**< of all scratch */
+    int64_t batch;
+    int64_t wanted;       /**< parts of a run, about; 1: no sequence is cut */
+    int64_t slots;        /**< for the sums of parts that are merged: as many as a run can need */
+    size_t worker_floats; /**< scratch of one thread */
+    size_t slot_floats;   /**< of one slot */
+    size_t bytes;         /**< of all scratch */
 } kvc__schedule;
 
-/** Chooses the parts: enough to keep all threads busy, as long as sequences have positions.
+/** Chooses how many parts are wanted: enough to keep all threads busy.
  * @param executor  NULL: the calling thread
  * @param rows      most rows of a kv head: group × queries
  * @errors KVC_E_RANGE the scratch is more than a size can hold */
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
-                              int64_t heads, int64_t rows, int64_t key_dim, int64_t value_dim);
+                              int64_t batch, int64_t rows, int64_t key_dim, int64_t value_dim);
 
 /** One pass over keys and values for a block of rows.
  * Wants both dims ≤ KVC__FUSED_MAX_DIM and last strides of 1.
- * @param scratch  [schedule->floats], 64-byte aligned; contents undefined */
-void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, float *scratch);
+ * @param scratch  [schedule->bytes], 64-byte aligned; contents undefined */
+void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, void *scratch);
 
 #endif

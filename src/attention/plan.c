@@ -35,12 +35,18 @@ static kvc_status validate(const kvc_attention_desc *d) {
     } fields[] = {
         {"batch", d->batch, 0},     {"q_heads", d->q_heads, 1},     {"kv_heads", d->kv_heads, 1},
         {"key_dim", d->key_dim, 1}, {"value_dim", d->value_dim, 0}, {"max_q_len", d->max_q_len, 0},
+        {"window", d->window, 0},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].given < fields[i].least)
             return kvc__fail(KVC_E_INVALID, "desc.%s: %lld given, at least %lld wanted",
                              fields[i].name, (long long)fields[i].given,
                              (long long)fields[i].least);
+    if (d->window > 0 && d->not_causal)
+        return kvc__fail(KVC_E_INVALID,
+                         "desc.window: %lld given with desc.not_causal, and a window looks back "
+                         "from its query; 0 wanted, or a causal plan",
+                         (long long)d->window);
     if (d->q_heads % d->kv_heads != 0)
         return kvc__fail(KVC_E_INVALID,
                          "desc.q_heads: %lld given, a multiple of kv_heads %lld wanted",
@@ -85,21 +91,16 @@ static kvc_status choose_path(kvc_path *out, const kvc_attention_desc *d) {
  * which keys and values may fall back to. */
 static kvc_status schedule(kvc__schedule *out, size_t *bytes, const kvc_attention_desc *d,
                            const kvc_executor *executor, kvc_path path) {
-    *out = (kvc__schedule){.splits = 1, .executor = {.threads = 1}};
+    *out = (kvc__schedule){.executor = {.threads = 1}};
     if (!kvc__mul(bytes, (size_t)d->value_dim, sizeof(double)))
         return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
                          (long long)d->value_dim);
     if (path != KVC_PATH_FUSED) return KVC_OK;
-    int64_t rows, heads;
-    size_t fused;
+    int64_t rows;
     if (!kvc__mul_i64(&rows, d->q_heads / d->kv_heads, d->max_q_len)) rows = INT64_MAX;
-    if (!kvc__mul_i64(&heads, d->batch, d->kv_heads))
-        return kvc__fail(KVC_E_RANGE, "desc: batch %lld × kv_heads %lld overflows",
-                         (long long)d->batch, (long long)d->kv_heads);
-    KVC_TRY(kvc__schedule_init(out, executor, d->kv_dtype, heads, rows, d->key_dim, d->value_dim));
-    if (!kvc__mul(&fused, out->floats, sizeof(float)))
-        return kvc__fail(KVC_E_RANGE, "desc: scratch of %zu floats overflows", out->floats);
-    if (*bytes < fused) *bytes = fused;
+    KVC_TRY(
+        kvc__schedule_init(out, executor, d->kv_dtype, d->batch, rows, d->key_dim, d->value_dim));
+    if (*bytes < out->bytes) *bytes = out->bytes;
     return KVC_OK;
 }
 

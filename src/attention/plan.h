@@ -1,5 +1,6 @@
 /** @file
- * The plan's insides: plan.c (life, figures), run.c (checks and runs), explain.c (sentences). */
+ * The plan's insides: plan.c (life, figures), run.c (checks and runs), extras.c (what a run takes
+ * besides), explain.c (sentences). */
 #ifndef KVC_ATTENTION_PLAN_H
 #define KVC_ATTENTION_PLAN_H
 
@@ -26,6 +27,15 @@ kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
 /** As kvc__attention_layer_job, for arrays. */
 kvc_status kvc__attention_array_job(kvc__job *job, const kvc_attention *plan, const kvc_array *k,
                                     const kvc_array *v);
+
+/** Verifies an argument: its shape, memory of the cpu, data that is aligned to its dtype.
+ * @errors KVC_E_INVALID, KVC_E_SHAPE, KVC_E_UNSUPPORTED; the sentence begins with name */
+kvc_status kvc__attention_check(const kvc_array *a, const char *name, int ndim,
+                                const int64_t *shape);
+
+/** Verifies what a run takes and gives besides, and adds it to a job that has its queries.
+ * @param extras  NULL for none */
+kvc_status kvc__attention_add_extras(kvc__job *job, const kvc_attention_extras *extras);
 
 /** Tells the path of a job: the plan's, or the reference where a row is not contiguous. */
 kvc_path kvc__attention_path(const kvc_attention *plan, const kvc__job *job);

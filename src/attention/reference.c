@@ -27,13 +27,13 @@ static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int
 }
 
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
-    const int64_t visible = kvc__visible(job, i);
+    const kvc__range seen = kvc__seen(job, b, i);
     double max = -INFINITY;
-    for (int64_t j = 0; j < visible; j++) max = fmax(max, score(job, b, head, i, j));
+    for (int64_t j = seen.begin; j < seen.end; j++) max = fmax(max, score(job, b, head, i, j));
 
     double total = 0;
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = seen.begin; j < seen.end; j++) {
         const double s = score(job, b, head, i, j);
         const double p = s == -INFINITY ? 0 : exp(s - max); /* not NaN when max is -inf too */
         total += p;
@@ -42,6 +42,7 @@ static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, 
     }
     for (int64_t d = 0; d < job->value_dim; d++)
         store(&job->out, b, head, i, d, total == 0 ? 0 : sums[d] / total);
+    kvc__store_lse(job, b, head, i, max, total);
 }
 
 void kvc__attend_reference(const kvc__job *job, double *sums) {

@@ -12,23 +12,29 @@ static kvc_status check_device(const kvc_device *device, const char *name) {
                      device->name);
 }
 
-/* Describes an array to a kernel: what every argument must be. */
-static kvc_status describe(kvc__rows *out, const kvc_array *a, const char *name,
-                           const int64_t shape[4]) {
+kvc_status kvc__attention_check(const kvc_array *a, const char *name, int ndim,
+                                const int64_t *shape) {
     char given[KVC__SHAPE_TEXT], wanted[KVC__SHAPE_TEXT];
     KVC_TRY(kvc__array_check(a, name));
-    if (a->ndim != 4 || memcmp(a->shape, shape, 4 * sizeof *shape) != 0)
+    if (a->ndim != ndim || memcmp(a->shape, shape, (size_t)ndim * sizeof *shape) != 0)
         return kvc__fail(KVC_E_SHAPE, "%s: shape %s given, %s wanted", name,
                          kvc__shape_text(given, a->ndim, a->shape),
-                         kvc__shape_text(wanted, 4, shape));
-    if (a->dtype != KVC_F32 && a->dtype != KVC_F16 && a->dtype != KVC_BF16)
-        return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, f32, f16 or bf16 wanted", name,
-                         kvc_dtype_name(a->dtype));
+                         kvc__shape_text(wanted, ndim, shape));
     KVC_TRY(check_device(kvc__array_device(a), name));
     if (kvc_array_size(a) > 0 &&
         (!a->data || (uintptr_t)a->data % kvc_dtype_size_bytes(a->dtype) != 0))
         return kvc__fail(KVC_E_INVALID, "%s: data %p given, a multiple of %zu wanted", name,
                          a->data, kvc_dtype_size_bytes(a->dtype));
+    return KVC_OK;
+}
+
+/* Describes an array to a kernel: what every argument of floats must be. */
+static kvc_status describe(kvc__rows *out, const kvc_array *a, const char *name,
+                           const int64_t shape[4]) {
+    KVC_TRY(kvc__attention_check(a, name, 4, shape));
+    if (a->dtype != KVC_F32 && a->dtype != KVC_F16 && a->dtype != KVC_BF16)
+        return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, f32, f16 or bf16 wanted", name,
+                         kvc_dtype_name(a->dtype));
     *out = (kvc__rows){
         .data = a->data,
         .dtype = a->dtype,
@@ -72,6 +78,7 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .key_dim = d->key_dim,
         .value_dim = d->value_dim,
         .length = length,
+        .window = d->window > 0 ? d->window : INT64_MAX,
         .scale = d->scale,
         .causal = !d->not_causal,
     };
@@ -153,8 +160,12 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     }
     const uint64_t row_bytes =
         (uint64_t)(job->key_dim + job->value_dim) * kvc_dtype_size_bytes(plan->desc.kv_dtype);
-    const uint64_t kv_bytes =
-        (uint64_t)(job->batch * job->kv_heads) * (uint64_t)job->length * row_bytes;
+    uint64_t positions = 0;
+    for (int64_t b = 0; b < job->batch; b++) {
+        const kvc__range seen = kvc__reach(job, b, 0, job->queries - 1);
+        positions += (uint64_t)(seen.end - seen.begin);
+    }
+    const uint64_t kv_bytes = (uint64_t)job->kv_heads * positions * row_bytes;
     const uint64_t start = kvc__span_begin();
     if (path == KVC_PATH_FUSED) kvc__attend_fused(job, &plan->schedule, plan->scratch);
     else kvc__attend_reference(job, plan->scratch);
@@ -165,19 +176,23 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
 }
 
 kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache, int64_t layer,
-                             const kvc_array *q, kvc_array *out) {
+                             const kvc_array *q, kvc_array *out,
+                             const kvc_attention_extras *extras) {
     kvc__layer_view view;
     kvc__job job;
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     KVC_TRY(add_io(&job, plan, q, out));
+    KVC_TRY(kvc__attention_add_extras(&job, extras));
     return run(plan, &job);
 }
 
 kvc_status kvc_attention_run_kv(kvc_attention *plan, const kvc_array *k, const kvc_array *v,
-                                const kvc_array *q, kvc_array *out) {
+                                const kvc_array *q, kvc_array *out,
+                                const kvc_attention_extras *extras) {
     kvc__job job;
     KVC_TRY(kvc__attention_array_job(&job, plan, k, v));
     KVC_TRY(add_io(&job, plan, q, out));
+    KVC_TRY(kvc__attention_add_extras(&job, extras));
     return run(plan, &job);
 }

@@ -199,7 +199,7 @@ static bool decode(void *context) {
         for (int64_t layer = 0; layer < LAYERS; layer++) {
             if (kvc_cache_append(a->f.cache, layer, &a->f.k, &a->f.v) != KVC_OK) return false;
             a->q.shape[2] = a->out.shape[2] = i % 8 == 7 ? BLOCK : 1;
-            if (kvc_attention_run(a->plan, a->f.cache, layer, &a->q, &a->out) != KVC_OK)
+            if (kvc_attention_run(a->plan, a->f.cache, layer, &a->q, &a->out, NULL) != KVC_OK)
                 return false;
         }
     return true;

@@ -42,7 +42,7 @@ static void check_path(const test_safetensors *file, kvc_path path) {
     };
     kvc_attention *plan;
     assert_ok(kvc_attention_plan(&plan, &desc));
-    assert_ok(kvc_attention_run_kv(plan, &k, &v, &q, &out.array));
+    assert_ok(kvc_attention_run_kv(plan, &k, &v, &q, &out.array, NULL));
     const double error = relative_error(&out.array, &wanted);
     print_message("  %s: relative error %.2g\n", kvc_path_name(path), error);
     if (!(error <= 1e-5))

@@ -73,6 +73,12 @@ void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed) {
     }
 }
 
+static test_tensor new_lse(const test_case *c) {
+    test_tensor t = test_tensor_new(KVC_F32, c->out_layout, c->batch, c->q_heads, c->queries, 1);
+    t.array.ndim = 3; /* the last dimension, of 1, stays readable */
+    return t;
+}
+
 test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     test_case c = *given;
     if (c.batch == 0) c.batch = 1;
@@ -91,6 +97,7 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
         .v = test_tensor_new(c.kv_dtype, c.kv_layout, c.batch, c.kv_heads, c.length, c.value_dim),
         .out =
             test_tensor_new(c.out_dtype, c.out_layout, c.batch, c.q_heads, c.queries, c.value_dim),
+        .lse = new_lse(&c),
     };
     test_fill_random(&p.q.array, c.amplitude, seed);
     test_fill_random(&p.k.array, c.amplitude, seed);
@@ -103,6 +110,7 @@ void test_problem_free(test_problem *p) {
     test_tensor_free(&p->k);
     test_tensor_free(&p->v);
     test_tensor_free(&p->out);
+    test_tensor_free(&p->lse);
 }
 
 kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
@@ -116,37 +124,103 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
         .max_q_len = p->c.queries,
         .kv_dtype = p->c.kv_dtype,
         .scale = p->c.scale,
+        .window = p->c.window,
         .not_causal = p->c.not_causal,
         .path = path,
     };
 }
 
-void test_run(const test_problem *p, kvc_path path) {
-    const kvc_attention_desc desc = test_desc(p, path);
+kvc_attention_extras test_extras(test_problem *p) {
+    return (kvc_attention_extras){.struct_size = sizeof(kvc_attention_extras),
+                                  .lse = &p->lse.array};
+}
+
+void test_run_on(const test_problem *p, kvc_path path, const kvc_executor *executor) {
+    kvc_attention_desc desc = test_desc(p, path);
+    test_problem own = *p;
+    desc.executor = executor;
+    const kvc_attention_extras extras = test_extras(&own);
     kvc_attention *plan;
-    kvc_array out = p->out.array;
     assert_ok(kvc_attention_plan(&plan, &desc));
-    const kvc_status status =
-        kvc_attention_run_kv(plan, &p->k.array, &p->v.array, &p->q.array, &out);
+    const kvc_status status = kvc_attention_run_kv(plan, &own.k.array, &own.v.array, &own.q.array,
+                                                   &own.out.array, &extras);
     kvc_attention_free(plan);
     assert_ok(status);
 }
 
-static double largest_score(const test_problem *p) {
+void test_run(const test_problem *p, kvc_path path) {
+    test_run_on(p, path, NULL);
+}
+
+/* scale · q[b][h][i] · k[b][h / group][j] */
+static double score_of(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
     const test_case *c = &p->c;
     const int64_t group = c->q_heads / c->kv_heads;
     const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
+    double sum = 0;
+    for (int64_t d = 0; d < c->key_dim; d++)
+        sum += test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
+    return scale * sum;
+}
+
+static bool sees(const test_case *c, int64_t i, int64_t j) {
+    const int64_t position = c->length - c->queries + i;
+    if (c->not_causal) return true;
+    return j <= position && (c->window == 0 || j > position - c->window);
+}
+
+void test_poison_unseen(const test_problem *p) {
+    const test_case *c = &p->c;
+    const int64_t group = c->q_heads / c->kv_heads;
+    for (int64_t n = 0; n < c->batch * c->kv_heads * c->length; n++) {
+        const int64_t b = n / c->length / c->kv_heads, h = n / c->length % c->kv_heads;
+        const int64_t j = n % c->length;
+        bool seen = false;
+        for (int64_t row = 0; row < group * c->queries; row++)
+            seen = seen || sees(c, row / group, j);
+        if (seen) continue;
+        for (int64_t d = 0; d < c->key_dim; d++) test_set(&p->k.array, b, h, j, d, (double)NAN);
+        for (int64_t d = 0; d < c->value_dim; d++) test_set(&p->v.array, b, h, j, d, (double)NAN);
+    }
+}
+
+/* One row; returns its log-sum-exp. */
+static double attend_row(const test_problem *p, int64_t b, int64_t h, int64_t i, double *out) {
+    const test_case *c = &p->c;
+    const int64_t kv_head = h / (c->q_heads / c->kv_heads);
+    double most = -INFINITY, total = 0;
+    for (int64_t j = 0; j < c->length; j++)
+        if (sees(c, i, j)) most = fmax(most, score_of(p, b, h, i, j));
+    for (int64_t d = 0; d < c->value_dim; d++) out[d] = 0;
+    if (most == -INFINITY) return most;
+    for (int64_t j = 0; j < c->length; j++) {
+        if (!sees(c, i, j)) continue;
+        const double weight = exp(score_of(p, b, h, i, j) - most);
+        if (weight == 0) continue;
+        total += weight;
+        for (int64_t d = 0; d < c->value_dim; d++)
+            out[d] += weight * test_get(&p->v.array, b, kv_head, j, d);
+    }
+    for (int64_t d = 0; d < c->value_dim; d++) out[d] /= total;
+    return most + log(total);
+}
+
+void test_attend(const test_problem *p, double *out, double *lse) {
+    const test_case *c = &p->c;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t h = 0; h < c->q_heads; h++)
+            for (int64_t i = 0; i < c->queries; i++, out += c->value_dim)
+                *lse++ = attend_row(p, b, h, i, out);
+}
+
+static double largest_score(const test_problem *p) {
+    const test_case *c = &p->c;
     double largest = 0;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < c->q_heads; h++)
             for (int64_t i = 0; i < c->queries; i++)
-                for (int64_t j = 0; j < c->length; j++) {
-                    double sum = 0;
-                    for (int64_t d = 0; d < c->key_dim; d++)
-                        sum += test_get(&p->q.array, b, h, i, d) *
-                               test_get(&p->k.array, b, h / group, j, d);
-                    largest = fmax(largest, fabs(scale * sum));
-                }
+                for (int64_t j = 0; j < c->length; j++)
+                    largest = fmax(largest, fabs(score_of(p, b, h, i, j)));
     return largest;
 }
 
@@ -159,32 +233,85 @@ static double half_step(kvc_dtype dtype, double value) {
     }
 }
 
+/* What is right for a problem, in row-major order. */
+typedef struct truth {
+    double *out, *lse;
+} truth;
+
+static truth new_truth(const test_case *c) {
+    const size_t rows = (size_t)(c->batch * c->q_heads * c->queries);
+    const truth t = {.out = malloc(rows * (size_t)c->value_dim * sizeof(double)),
+                     .lse = malloc(rows * sizeof(double))};
+    assert_non_null(t.out);
+    assert_non_null(t.lse);
+    return t;
+}
+
+static void free_truth(truth *t) {
+    free(t->out);
+    free(t->lse);
+}
+
+static void fail_at(const test_problem *p, const char *what, const int64_t at[4], double given,
+                    double wanted, double bound) {
+    const test_case *c = &p->c;
+    fail_msg("%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
+             "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64
+             "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
+             ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64,
+             what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads,
+             c->kv_heads, c->key_dim, c->value_dim, c->queries, c->length,
+             kvc_dtype_name(c->kv_dtype), kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype),
+             c->kv_layout, c->q_layout, c->out_layout, c->not_causal, c->window);
+}
+
+static void compare(const test_problem *p, const truth *right) {
+    const double score = largest_score(p), *out = right->out, *lse = right->lse;
+    double value = 0;
+    FOR_EACH(&p->v.array, b, h, j, d) {
+        value = fmax(value, fabs(test_get(&p->v.array, b, h, j, d))); /* no NaN */
+    }
+    FOR_EACH(&p->lse.array, b, h, i, d) {
+        const double given = test_get(&p->lse.array, b, h, i, d), wanted = *lse++;
+        const double bound = 2e-6 + 2.5e-7 * (score + fabs(wanted));
+        if (given != wanted && !(fabs(given - wanted) <= bound))
+            fail_at(p, "lse", (int64_t[]){b, h, i, d}, given, wanted, bound);
+    }
+    FOR_EACH(&p->out.array, b, h, i, d) {
+        const double given = test_get(&p->out.array, b, h, i, d), wanted = *out++;
+        const double exact = (2e-6 + 2.5e-7 * score) * value;
+        const double bound = exact + half_step(p->c.out_dtype, fabs(wanted) + exact);
+        if (!(fabs(given - wanted) <= bound))
+            fail_at(p, "out", (int64_t[]){b, h, i, d}, given, wanted, bound);
+    }
+}
+
 void test_compare_paths(const test_problem *p) {
     const test_case *c = &p->c;
-    test_problem truth = *p;
-    truth.c.out_dtype = KVC_F32;
-    truth.out =
+    truth right = new_truth(c);
+    double *out = right.out, *lse = right.lse;
+    test_problem slow = *p;
+    slow.c.out_dtype = KVC_F32;
+    slow.out =
         test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, c->batch, c->q_heads, c->queries, c->value_dim);
-    test_run(&truth, KVC_PATH_REFERENCE);
+    slow.lse = new_lse(c);
+    test_run(&slow, KVC_PATH_REFERENCE);
+    FOR_EACH(&slow.out.array, b, h, i, d) {
+        *out++ = test_get(&slow.out.array, b, h, i, d);
+    }
+    FOR_EACH(&slow.lse.array, b, h, i, d) {
+        *lse++ = test_get(&slow.lse.array, b, h, i, d);
+    }
     test_run(p, KVC_PATH_FUSED);
+    compare(p, &right);
+    test_tensor_free(&slow.out);
+    test_tensor_free(&slow.lse);
+    free_truth(&right);
+}
 
-    double largest_v = 0;
-    FOR_EACH(&p->v.array, b, h, j, d) {
-        largest_v = fmax(largest_v, fabs(test_get(&p->v.array, b, h, j, d)));
-    }
-    const double bound = (2e-6 + 2.5e-7 * largest_score(p)) * largest_v;
-    FOR_EACH(&p->out.array, b, h, i, d) {
-        const double given = test_get(&p->out.array, b, h, i, d);
-        const double wanted = test_get(&truth.out.array, b, h, i, d);
-        if (!(fabs(given - wanted) <= bound + half_step(c->out_dtype, fabs(wanted) + bound)))
-            fail_msg("out[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g "
-                     "wanted, bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
-                     ", dims %" PRId64 "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
-                     ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d",
-                     b, h, i, d, given, wanted, bound, c->batch, c->q_heads, c->kv_heads,
-                     c->key_dim, c->value_dim, c->queries, c->length, kvc_dtype_name(c->kv_dtype),
-                     kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype), c->kv_layout,
-                     c->q_layout, c->out_layout, c->not_causal);
-    }
-    test_tensor_free(&truth.out);
+void test_compare_formula(const test_problem *p) {
+    truth right = new_truth(&p->c);
+    test_attend(p, right.out, right.lse);
+    compare(p, &right);
+    free_truth(&right);
 }

@@ -30,14 +30,16 @@ typedef struct test_case {
     kvc_dtype kv_dtype, q_dtype, out_dtype;
     test_layout kv_layout, q_layout, out_layout;
     bool not_causal;
+    int64_t window;
     float scale;      /**< 0: the default of the library */
     double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
 } test_case;
 
-/** A case with its arrays: q, k and v random, out NaN. */
+/** A case with its arrays: q, k and v random, out and lse NaN. */
 typedef struct test_problem {
     test_case c;
     test_tensor q, k, v, out;
+    test_tensor lse; /**< [batch][q_heads][queries], f32 */
 } test_problem;
 
 /** Makes an array whose elements are NaN too. Rows may end anywhere: only dtypes align. */
@@ -58,13 +60,31 @@ void test_problem_free(test_problem *p);
 /** Returns the description of a plan for a problem. */
 kvc_attention_desc test_desc(const test_problem *p, kvc_path path);
 
-/** Runs a problem on a path, into p->out. */
+/** Returns what a run of the problem takes and gives besides. */
+kvc_attention_extras test_extras(test_problem *p);
+
+/** Runs a problem on a path, into p->out and p->lse. */
 void test_run(const test_problem *p, kvc_path path);
+
+/** As test_run, on an executor. */
+void test_run_on(const test_problem *p, kvc_path path, const kvc_executor *executor);
+
+/** Makes the keys and values that no query of their heads sees NaN. */
+void test_poison_unseen(const test_problem *p);
+
+/** Attends by the formula, in f64, without any code of the library.
+ * @param out  [batch][q_heads][queries][value_dim]
+ * @param lse  [batch][q_heads][queries] */
+void test_attend(const test_problem *p, double *out, double *lse);
 
 /** Fails, printing the case, when the fused path is further from the f32 result of the reference
  * than rounding explains:
- *     |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype.
+ *     |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype,
+ * and that of the log-sum-exp, 2e-6 + 2.5e-7 · (largest |score| + |lse|).
  * A score is rounded in f32, and that error grows with it. */
 void test_compare_paths(const test_problem *p);
+
+/** Fails as test_compare_paths does, when p->out and p->lse are not what test_attend gives. */
+void test_compare_formula(const test_problem *p);
 
 #endif

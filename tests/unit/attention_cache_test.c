@@ -74,13 +74,13 @@ static void cache__gives_what_its_view_gives_under_every_policy(void **state) {
         const size_t bytes = kvc_array_nbytes(&a.array);
         kvc_array k, v;
         seed = 2;
-        assert_ok(kvc_attention_run(plan, cache, 0, &q.array, &a.array)); /* empty: zeros */
+        assert_ok(kvc_attention_run(plan, cache, 0, &q.array, &a.array, NULL)); /* empty: zeros */
         for (size_t i = 0; i < bytes; i++) assert_int_equal(((const char *)a.memory)[i], 0);
         for (int64_t n = 1; n <= 64; n *= 2) {
             append(cache, n, DIM, &seed);
-            assert_ok(kvc_attention_run(plan, cache, 0, &q.array, &a.array));
+            assert_ok(kvc_attention_run(plan, cache, 0, &q.array, &a.array, NULL));
             assert_ok(kvc_cache_view(cache, 0, &k, &v));
-            assert_ok(kvc_attention_run_kv(plan, &k, &v, &q.array, &b.array));
+            assert_ok(kvc_attention_run_kv(plan, &k, &v, &q.array, &b.array, NULL));
             assert_memory_equal(a.memory, b.memory, bytes);
             kvc_array_release(&k);
             kvc_array_release(&v);
@@ -130,15 +130,15 @@ static void cache__is_refused_where_the_plan_does_not_fit(void **state) {
     kvc_array q = {.ndim = 0}, out = {.ndim = 0};
     kvc_explanation e = {.struct_size = sizeof e};
     kvc_cuda_report report = {.struct_size = sizeof report};
-    assert_fails(kvc_attention_run(plan, cache, 1, &q, &out), KVC_E_SHAPE);
+    assert_fails(kvc_attention_run(plan, cache, 1, &q, &out, NULL), KVC_E_SHAPE);
     assert_contains(kvc_last_error(), "kv_heads 1, key_dim 8, value_dim 24, f32");
     assert_fails(kvc_attention_explain(&e, plan, cache, 1), KVC_E_SHAPE);
     assert_fails(kvc_attention_explain_cuda(&report, plan, cache, 1), KVC_E_SHAPE);
-    assert_fails(kvc_attention_run(plan, cache, -1, &q, &out), KVC_E_INVALID);
+    assert_fails(kvc_attention_run(plan, cache, -1, &q, &out, NULL), KVC_E_INVALID);
     assert_fails(kvc_attention_explain(&e, plan, cache, 2), KVC_E_INVALID);
     assert_fails(kvc_attention_explain_cuda(&report, plan, cache, 2), KVC_E_INVALID);
-    assert_fails(kvc_attention_run(plan, NULL, 0, &q, &out), KVC_E_INVALID);
-    assert_fails(kvc_attention_run(NULL, cache, 0, &q, &out), KVC_E_INVALID);
+    assert_fails(kvc_attention_run(plan, NULL, 0, &q, &out, NULL), KVC_E_INVALID);
+    assert_fails(kvc_attention_run(NULL, cache, 0, &q, &out, NULL), KVC_E_INVALID);
     assert_fails(kvc_attention_explain_cuda(&report, NULL, cache, 0), KVC_E_INVALID);
     report.struct_size = 0;
     assert_fails(kvc_attention_explain_cuda(&report, plan, cache, 0), KVC_E_INVALID);
@@ -161,12 +161,12 @@ static void cache__of_another_device_is_refused(void **state) {
     append(cache, 3, 8, &seed);
     test_tensor q = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 2, 2, 1, 8);
     test_tensor out = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 2, 2, 1, 8);
-    assert_fails(kvc_attention_run(plan, cache, 0, &q.array, &out.array), KVC_E_UNSUPPORTED);
+    assert_fails(kvc_attention_run(plan, cache, 0, &q.array, &out.array, NULL), KVC_E_UNSUPPORTED);
     assert_contains(kvc_last_error(), "elsewhere");
     assert_fails(kvc_attention_explain(&e, plan, cache, 0), KVC_E_UNSUPPORTED);
     kvc_array k, v;
     assert_ok(kvc_cache_view(cache, 0, &k, &v));
-    assert_fails(kvc_attention_run_kv(plan, &k, &v, &q.array, &out.array), KVC_E_UNSUPPORTED);
+    assert_fails(kvc_attention_run_kv(plan, &k, &v, &q.array, &out.array, NULL), KVC_E_UNSUPPORTED);
     kvc_array_release(&k);
     kvc_array_release(&v);
     test_tensor_free(&q);
@@ -298,7 +298,7 @@ static int run_confined(kvc_attention *plan, kvc_cache *cache, const kvc_array *
     const pid_t child = fork();
     if (child == 0) {
         if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) != 0) _exit(77);
-        const kvc_status status = kvc_attention_run(plan, cache, 0, q, out);
+        const kvc_status status = kvc_attention_run(plan, cache, 0, q, out, NULL);
         (void)syscall(SYS_exit, status == KVC_OK ? 0 : 1); /* _exit would call exit_group */
     }
     int status = 0;
@@ -329,7 +329,7 @@ static void run__allocates_nothing_and_makes_no_system_call(void **state) {
         int calls = 0;
         const kvc_allocator none = {refuse_to_allocate, never_called, &calls};
         kvc_allocator_set(&none);
-        const kvc_status status = kvc_attention_run(plan, cache, 0, &q.array, &out.array);
+        const kvc_status status = kvc_attention_run(plan, cache, 0, &q.array, &out.array, NULL);
         kvc_allocator_set(NULL);
         assert_ok(status);
         assert_int_equal(calls, 0);

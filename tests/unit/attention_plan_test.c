@@ -165,7 +165,7 @@ static void run__names_the_argument_that_is_wrong(void **state) {
     do {                                                                                           \
         kvc_array k = p.k.array, v = p.v.array, q = p.q.array, out = p.out.array;                  \
         (argument).change;                                                                         \
-        assert_names(kvc_attention_run_kv(plan, &k, &v, &q, &out), status, #argument ": ");        \
+        assert_names(kvc_attention_run_kv(plan, &k, &v, &q, &out, NULL), status, #argument ": ");  \
         assert_contains(kvc_last_error(), words);                                                  \
         assert_memory_equal(before, p.out.memory, bytes);                                          \
     } while (0)
@@ -196,15 +196,15 @@ static void run__names_the_argument_that_is_wrong(void **state) {
     REFUSED(out, data = NULL, KVC_E_INVALID, "data");
 #undef REFUSED
     kvc_array out = p.out.array;
-    assert_names(kvc_attention_run_kv(NULL, &p.k.array, &p.v.array, &p.q.array, &out),
+    assert_names(kvc_attention_run_kv(NULL, &p.k.array, &p.v.array, &p.q.array, &out, NULL),
                  KVC_E_INVALID, "plan");
-    assert_names(kvc_attention_run_kv(plan, NULL, &p.v.array, &p.q.array, &out), KVC_E_INVALID,
-                 "k: NULL");
-    assert_names(kvc_attention_run_kv(plan, &p.k.array, NULL, &p.q.array, &out), KVC_E_INVALID,
-                 "v: NULL");
-    assert_names(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, NULL, &out), KVC_E_INVALID,
-                 "q: NULL");
-    assert_names(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, NULL),
+    assert_names(kvc_attention_run_kv(plan, NULL, &p.v.array, &p.q.array, &out, NULL),
+                 KVC_E_INVALID, "k: NULL");
+    assert_names(kvc_attention_run_kv(plan, &p.k.array, NULL, &p.q.array, &out, NULL),
+                 KVC_E_INVALID, "v: NULL");
+    assert_names(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, NULL, &out, NULL),
+                 KVC_E_INVALID, "q: NULL");
+    assert_names(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, NULL, NULL),
                  KVC_E_INVALID, "out: NULL");
     const kvc_attention_stats stats = stats_of(plan);
     assert_int_equal(stats.kv_bytes, 0);
@@ -237,7 +237,7 @@ static void run__tells_of_the_slow_path_that_strides_take(void **state) {
         kvc_attention_desc strict = good;
         strict.strict = true;
         kvc_attention *careful = new_plan(strict);
-        assert_names(kvc_attention_run_kv(careful, &p.k.array, &p.v.array, &p.q.array, &out),
+        assert_names(kvc_attention_run_kv(careful, &p.k.array, &p.v.array, &p.q.array, &out, NULL),
                      KVC_E_SLOW, of_v ? "v: " : "k: ");
         for (int64_t i = 0; i < kvc_array_size(&out); i++)
             assert_true(isnan(((const float *)p.out.memory)[i]));
@@ -245,7 +245,7 @@ static void run__tells_of_the_slow_path_that_strides_take(void **state) {
         assert_int_equal(stats_of(careful).runs[KVC_PATH_REFERENCE], 0);
         assert_int_equal(stats_of(careful).kv_bytes, 0);
 
-        assert_ok(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out));
+        assert_ok(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out, NULL));
         assert_int_equal(stats_of(plan).runs[KVC_PATH_REFERENCE], 1);
         assert_int_equal(stats_of(plan).runs[KVC_PATH_FUSED], 0);
         assert_true(fabsf(((const float *)p.out.memory)[0]) <= 1);
@@ -263,7 +263,7 @@ static void run__takes_no_account_of_the_stride_of_a_single_element(void **state
     const kvc_attention_desc desc = test_desc(&p, KVC_PATH_AUTO);
     kvc_attention *plan = new_plan(desc);
     kvc_array out = p.out.array;
-    assert_ok(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out));
+    assert_ok(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out, NULL));
     assert_int_equal(stats_of(plan).runs[KVC_PATH_FUSED], 1);
     kvc_attention_free(plan);
     test_problem_free(&p);
@@ -275,7 +275,7 @@ static void run__counts_runs_and_bytes(void **state) {
     kvc_attention *plan = new_plan(good);
     kvc_array out = p.out.array;
     for (int i = 0; i < 3; i++)
-        assert_ok(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out));
+        assert_ok(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out, NULL));
     assert_int_equal(stats_of(plan).runs[KVC_PATH_FUSED], 3);
     assert_int_equal(stats_of(plan).runs[KVC_PATH_REFERENCE], 0);
     assert_int_equal(stats_of(plan).refused, 0);
@@ -337,6 +337,33 @@ static void path__has_a_name(void **state) {
     assert_string_equal(kvc_path_name((kvc_path)15), "?");
 }
 
+static void run__names_the_extra_that_is_wrong(void **state) {
+    (void)state;
+    test_problem p = good_problem();
+    kvc_attention *plan = new_plan(good);
+    const size_t bytes = kvc_array_nbytes(&p.out.array);
+    char before[4096];
+    assert_true(bytes <= sizeof before);
+    memcpy(before, p.out.memory, bytes);
+#define REFUSED(change, status, words)                                                             \
+    do {                                                                                           \
+        kvc_array lse = p.lse.array, out = p.out.array;                                            \
+        kvc_attention_extras e = {.struct_size = sizeof e, .lse = &lse};                           \
+        change;                                                                                    \
+        assert_names(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out, &e),     \
+                     status, words);                                                               \
+        assert_memory_equal(before, p.out.memory, bytes);                                          \
+    } while (0)
+    REFUSED(e.struct_size = 0, KVC_E_INVALID, "kvc_attention_extras.struct_size: 0 given");
+    REFUSED(lse.ndim = 2, KVC_E_SHAPE, "extras.lse: shape [2, 4] given, [2, 4, 3] wanted");
+    REFUSED(lse.shape[2] = 2, KVC_E_SHAPE, "extras.lse: shape [2, 4, 2] given, [2, 4, 3] wanted");
+    REFUSED(lse.dtype = KVC_F16, KVC_E_SHAPE, "extras.lse: dtype f16 given, f32 wanted");
+    REFUSED(lse.data = NULL, KVC_E_INVALID, "extras.lse: data");
+#undef REFUSED
+    kvc_attention_free(plan);
+    test_problem_free(&p);
+}
+
 static void keep_span(void *context, const kvc_span *span) {
     *(kvc_span *)context = *span;
 }
@@ -348,7 +375,8 @@ static void run__sends_a_span(void **state) {
     kvc_array out = p.out.array;
     kvc_span span = {.kind = KVC_SPAN_FILL};
     kvc_trace_set(keep_span, &span);
-    const kvc_status status = kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out);
+    const kvc_status status =
+        kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out, NULL);
     kvc_trace_set(NULL, NULL);
     assert_ok(status);
     assert_int_equal(span.kind, KVC_SPAN_KERNEL);
@@ -411,6 +439,7 @@ int main(void) {
         cmocka_unit_test(plan__refuses_a_strict_reference),
         cmocka_unit_test(plan__survives_every_failing_allocation),
         cmocka_unit_test(run__names_the_argument_that_is_wrong),
+        cmocka_unit_test(run__names_the_extra_that_is_wrong),
         cmocka_unit_test(run__tells_of_the_slow_path_that_strides_take),
         cmocka_unit_test(run__takes_no_account_of_the_stride_of_a_single_element),
         cmocka_unit_test(run__counts_runs_and_bytes),

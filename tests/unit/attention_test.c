@@ -362,6 +362,44 @@ static void reference__takes_any_strides(void **state) {
     test_problem_free(&p);
 }
 
+/* By the formula, with code of the tests alone: the reference is the truth for all else. */
+static void reference__is_what_the_formula_says(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(17);
+    for (int n = 0; n < 60; n++) {
+        const test_case c = {.batch = 1 + below(&seed, 2),
+                             .q_heads = 4,
+                             .kv_heads = 1 << below(&seed, 3),
+                             .key_dim = 1 + below(&seed, 20),
+                             .value_dim = 1 + below(&seed, 20),
+                             .queries = 1 + below(&seed, 6),
+                             .length = below(&seed, 40),
+                             .kv_dtype = dtypes[below(&seed, 3)],
+                             .out_dtype = dtypes[below(&seed, 3)],
+                             .kv_layout = (test_layout)below(&seed, 4),
+                             .out_layout = (test_layout)below(&seed, 3),
+                             .not_causal = below(&seed, 3) == 0};
+        test_problem p = test_problem_new(&c, &seed);
+        test_run(&p, KVC_PATH_REFERENCE);
+        test_compare_formula(&p);
+        test_problem_free(&p);
+    }
+}
+
+static void attention__gives_minus_infinity_for_the_lse_of_nothing(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(18);
+    for (int i = 0; i < PATHS; i++) {
+        const test_case c = {.key_dim = 8, .q_heads = 2, .queries = 5, .length = 3};
+        test_problem p = test_problem_new(&c, &seed);
+        test_run(&p, paths[i]);
+        for (int64_t h = 0; h < 2; h++)
+            for (int64_t row = 0; row < 5; row++)
+                assert_true((test_get(&p.lse.array, 0, h, row, 0) == -INFINITY) == (row < 2));
+        test_problem_free(&p);
+    }
+}
+
 static void attention__gives_the_same_bits_on_every_run(void **state) {
     (void)state;
     uint64_t seed = test_seed(16);
@@ -394,6 +432,8 @@ int main(void) {
         cmocka_unit_test(attention__reads_nothing_behind_the_last_row),
         cmocka_unit_test(attention__writes_its_elements_and_nothing_else),
         cmocka_unit_test(reference__takes_any_strides),
+        cmocka_unit_test(reference__is_what_the_formula_says),
+        cmocka_unit_test(attention__gives_minus_infinity_for_the_lse_of_nothing),
         cmocka_unit_test(attention__gives_the_same_bits_on_every_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,27 +15,23 @@ static void run_backwards(void *context, int64_t count, kvc_task_fn task, void *
 }
 
 static void run_with(test_problem *p, const kvc_executor *executor) {
-    kvc_attention_desc desc = test_desc(p, KVC_PATH_FUSED);
-    kvc_attention *plan;
-    desc.executor = executor;
-    assert_ok(kvc_attention_plan(&plan, &desc));
-    kvc_array out = p->out.array;
-    assert_ok(kvc_attention_run_kv(plan, &p->k.array, &p->v.array, &p->q.array, &out));
-    kvc_attention_free(plan);
+    test_run_on(p, KVC_PATH_FUSED, executor);
 }
 
 static int64_t size_of(const test_problem *p) {
-    return p->c.batch * p->c.q_heads * p->c.queries * p->c.value_dim;
+    return p->c.batch * p->c.q_heads * p->c.queries * (p->c.value_dim + 1);
 }
 
-/* Elements in row-major order. */
+/* Elements in row-major order, each row's log-sum-exp behind it. */
 static void read_out(const test_problem *p, double *out) {
     const test_case *c = &p->c;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < c->q_heads; h++)
-            for (int64_t i = 0; i < c->queries; i++)
+            for (int64_t i = 0; i < c->queries; i++) {
                 for (int64_t d = 0; d < c->value_dim; d++)
                     *out++ = test_get(&p->out.array, b, h, i, d);
+                *out++ = test_get(&p->lse.array, b, h, i, 0);
+            }
 }
 
 enum { MOST = 1 << 15 };
@@ -59,7 +55,8 @@ static void compare_threads(const test_case *c, uint64_t *seed) {
         run_with(&p, &executor);
         read_out(&p, shared);
         for (int64_t i = 0; i < size_of(&p); i++)
-            if (!(fabs(shared[i] - alone[i]) <= 1e-6))
+            if (shared[i] != alone[i] &&
+                !(fabs(shared[i] - alone[i]) <= 1e-6 * fmax(1, fabs(alone[i]))))
                 fail_msg("%d threads: element %lld is %.9g, alone %.9g", threads, (long long)i,
                          shared[i], alone[i]);
         if (threads == 0) assert_true(parts >= p.c.batch * p.c.kv_heads);

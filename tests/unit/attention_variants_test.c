@@ -1,0 +1,207 @@
+/* Windows: each path, alone and in parts, against the formula. */
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <kvcache/executor.h>
+
+#include "support/attend.h"
+#include "support/support.h"
+
+static const kvc_path paths[] = {KVC_PATH_REFERENCE, KVC_PATH_FUSED};
+enum { PATHS = sizeof paths / sizeof *paths };
+
+static const int64_t groups[] = {1, 2, 3, 4, 5, 8};
+static const int64_t query_counts[] = {1, 2, 5, 17};
+static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
+
+/* The library's threads: as many parts as with eight of them, whatever the machine has. */
+static kvc_threads *threads;
+
+static int set_up(void **state) {
+    (void)state;
+    return kvc_threads_new(&threads, 3) == KVC_OK ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    kvc_threads_free(threads);
+    return 0;
+}
+
+static int64_t below(uint64_t *seed, int64_t n) {
+    return (int64_t)(test_random(seed) % (uint64_t)n);
+}
+
+/* One case on every path, what nobody sees being NaN. */
+static void check(const test_case *c, uint64_t *seed) {
+    test_problem p = test_problem_new(c, seed);
+    const kvc_executor executor = kvc_threads_executor(threads);
+    for (int turn = 0; turn < 3; turn++) {
+        test_problem own = p; /* out and lse are NaN again */
+        own.out = test_tensor_new(p.c.out_dtype, p.c.out_layout, p.c.batch, p.c.q_heads,
+                                  p.c.queries, p.c.value_dim);
+        memset(p.lse.array.data, 0xff, (size_t)(p.c.batch * p.c.q_heads * p.c.queries) * 4);
+        test_poison_unseen(&own);
+        test_run_on(&own, paths[turn > 0], turn == 2 ? &executor : NULL);
+        test_compare_formula(&own);
+        test_tensor_free(&own.out);
+    }
+    test_problem_free(&p);
+}
+
+/* Queries of zeros weigh all keys they see alike: the mean of their positions tells which. */
+static void attention__window_counts_the_query_itself(void **state) {
+    (void)state;
+    enum { QUERIES = 4, LENGTH = 90, DIM = 8 };
+    uint64_t seed = test_seed(31);
+    for (int64_t window = 1; window <= LENGTH + 1; window++)
+        for (int i = 0; i < PATHS; i++) {
+            const test_case c = {
+                .key_dim = DIM, .queries = QUERIES, .length = LENGTH, .window = window};
+            test_problem p = test_problem_new(&c, &seed);
+            test_fill_random(&p.q.array, 0, &seed);
+            for (int64_t j = 0; j < LENGTH; j++)
+                for (int64_t d = 0; d < DIM; d++) test_set(&p.v.array, 0, 0, j, d, (double)j);
+            test_run(&p, paths[i]);
+            for (int64_t row = 0; row < QUERIES; row++) {
+                const int64_t last = LENGTH - QUERIES + row;
+                const int64_t count = window < last + 1 ? window : last + 1;
+                const double mean = (double)last - (double)(count - 1) / 2;
+                const double lse = log((double)count);
+                assert_true(fabs(test_get(&p.out.array, 0, 0, row, 3) - mean) <= 1e-5 * mean);
+                assert_true(fabs(test_get(&p.lse.array, 0, 0, row, 0) - lse) <= 1e-6);
+            }
+            test_problem_free(&p);
+        }
+}
+
+static void attention__windows_end_anywhere_in_a_block(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(32);
+    for (size_t w = 0; w < sizeof edges / sizeof *edges; w++)
+        for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
+            for (size_t q = 0; q < 4; q++)
+                check(&(test_case){.q_heads = groups[below(&seed, 6)],
+                                   .key_dim = 16,
+                                   .value_dim = 1 + below(&seed, 20),
+                                   .queries = query_counts[q],
+                                   .length = edges[n],
+                                   .window = edges[w],
+                                   .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
+                                   .kv_layout = (test_layout)below(&seed, 3)},
+                      &seed);
+}
+
+/* Rows of one tile, and of one block of 64 rows, that see nothing in common. */
+static void attention__windows_of_a_tile_need_not_overlap(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(33);
+    for (int64_t window = 1; window <= 5; window++)
+        for (int64_t queries = 2; queries <= 140; queries += 1 + queries / 3)
+            check(&(test_case){.q_heads = 1 + below(&seed, 2),
+                               .key_dim = 8,
+                               .queries = queries,
+                               .length = queries / 2 + below(&seed, 80),
+                               .window = window},
+                  &seed);
+}
+
+/* What lies before the window may not even be memory. */
+static void attention__reads_nothing_before_the_window(void **state) {
+    (void)state;
+    enum { DIM = 64, LENGTH = 1024 + 96 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t row_bytes = DIM * sizeof(float), bytes = LENGTH * row_bytes;
+    const int64_t hidden = (int64_t)(16 * page / row_bytes);
+    const kvc_executor executor = kvc_threads_executor(threads);
+    uint64_t seed = test_seed(34);
+    if (page > 4096) skip();
+    for (int turn = 0; turn < 3; turn++) {
+        const test_case c = {
+            .q_heads = 4, .key_dim = DIM, .length = LENGTH, .window = LENGTH - hidden};
+        test_problem p = test_problem_new(&c, &seed);
+        test_tensor *sides[] = {&p.k, &p.v};
+        for (int side = 0; side < 2; side++) {
+            char *map =
+                mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            assert_true(map != MAP_FAILED);
+            memcpy(map, sides[side]->memory, bytes);
+            assert_int_equal(mprotect(map, 16 * page, PROT_NONE), 0);
+            sides[side]->array.data = map;
+        }
+        test_run_on(&p, paths[turn > 0], turn == 2 ? &executor : NULL);
+        for (int side = 0; side < 2; side++) {
+            assert_int_equal(munmap(sides[side]->array.data, bytes), 0);
+            sides[side]->array.data = sides[side]->memory;
+        }
+        test_compare_formula(&p);
+        test_problem_free(&p);
+    }
+}
+
+static void attention__counts_the_bytes_of_the_window(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(35);
+    for (int i = 0; i < PATHS; i++) {
+        const test_case c = {.batch = 2, .key_dim = 8, .queries = 3, .length = 100, .window = 10};
+        test_problem p = test_problem_new(&c, &seed);
+        const kvc_attention_desc desc = test_desc(&p, paths[i]);
+        kvc_attention_stats stats = {.struct_size = sizeof stats};
+        kvc_attention *plan;
+        assert_ok(kvc_attention_plan(&plan, &desc));
+        assert_ok(
+            kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &p.out.array, NULL));
+        assert_ok(kvc_attention_stats_get(plan, &stats));
+        assert_true(stats.kv_bytes == UINT64_C(2) * 12 * (8 + 8) * 4);
+        assert_true(stats.runs[paths[i]] == 1);
+        kvc_attention_free(plan);
+        test_problem_free(&p);
+    }
+}
+
+static void plan__refuses_a_window_that_cannot_be(void **state) {
+    (void)state;
+    uint64_t seed = 1;
+    test_problem p = test_problem_new(&(test_case){.key_dim = 8, .length = 4}, &seed);
+    kvc_attention_desc desc = test_desc(&p, KVC_PATH_AUTO);
+    kvc_attention *plan;
+    desc.window = -1;
+    assert_fails(kvc_attention_plan(&plan, &desc), KVC_E_INVALID);
+    assert_non_null(strstr(kvc_last_error(), "desc.window: -1 given, at least 0 wanted"));
+    desc.window = 3;
+    desc.not_causal = true;
+    assert_fails(kvc_attention_plan(&plan, &desc), KVC_E_INVALID);
+    assert_non_null(strstr(kvc_last_error(), "desc.window: 3 given with desc.not_causal"));
+    test_problem_free(&p);
+}
+
+static void explain__names_the_variants_of_a_plan(void **state) {
+    (void)state;
+    uint64_t seed = 1;
+    test_problem p = test_problem_new(&(test_case){.key_dim = 8, .length = 4, .window = 7}, &seed);
+    const kvc_attention_desc desc = test_desc(&p, KVC_PATH_AUTO);
+    kvc_explanation e = {.struct_size = sizeof e};
+    kvc_attention *plan;
+    assert_ok(kvc_attention_plan(&plan, &desc));
+    assert_ok(kvc_attention_explain(&e, plan, NULL, 0));
+    assert_int_equal(e.path, KVC_PATH_FUSED);
+    assert_false(e.slow);
+    assert_non_null(strstr(e.reason, "window of 7 positions"));
+    kvc_attention_free(plan);
+    test_problem_free(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention__window_counts_the_query_itself),
+        cmocka_unit_test(attention__windows_end_anywhere_in_a_block),
+        cmocka_unit_test(attention__windows_of_a_tile_need_not_overlap),
+        cmocka_unit_test(attention__reads_nothing_before_the_window),
+        cmocka_unit_test(attention__counts_the_bytes_of_the_window),
+        cmocka_unit_test(plan__refuses_a_window_that_cannot_be),
+        cmocka_unit_test(explain__names_the_variants_of_a_plan),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
