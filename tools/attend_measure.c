@@ -39,6 +39,7 @@ typedef struct subject {
     kvc_attention *plan;
     kvc_threads *threads;
     kvc_array q, out; /* [batch][q_heads][q_len][dim] f32 */
+    int64_t *lengths; /* [batch] */
     int read;         /* the fastest variant of reading */
     int64_t layer;    /* the next to attend over or to read */
     stats_samples run_us, floor_us;
@@ -50,18 +51,38 @@ static uint64_t saturated(double count) {
     return count < 0x1p58 ? (uint64_t)count : (uint64_t)1 << 58;
 }
 
-/* Query heads times the keys that the queries of a sequence see: the last sees all of them. */
-static double pairs_of(const attend_shape *s, int64_t context) {
-    const double n = (double)s->q_len;
-    return (double)s->q_heads * (n * (double)context - n * (n - 1) / 2);
+/* The length of the rank-th shortest sequence. */
+static int64_t length_of(const attend_shape *s, int64_t context, int64_t rank) {
+    if (s->shortest == 0 || s->batch == 1) return context;
+    return s->shortest + (context - s->shortest) * rank / (s->batch - 1);
+}
+
+/* The keys of a sequence that any query sees: the last ones. */
+static int64_t seen_of(const attend_shape *s, int64_t length) {
+    const int64_t most = s->window + s->q_len - 1;
+    return s->window && most < length ? most : length;
+}
+
+/* The pairs of a query and a key that it sees. The first query of n sees length - n + 1 keys, each
+ * other one more, up to the window. */
+static double pairs_of(const attend_shape *s, int64_t length) {
+    const double n = (double)s->q_len, first = (double)length - n + 1;
+    const double most = s->window && s->window < length ? (double)s->window : (double)length;
+    const double growing = first < most ? most - first : 0; /* queries that see less than most */
+    return growing * (first + most - 1) / 2 + (n - growing) * most;
 }
 
 void attend_row_init(attend_row *row, const attend_shape *s, int64_t context) {
     const double element = (double)kvc_dtype_size_bytes(s->dtype);
-    const double positions = (double)s->batch * (double)context;
+    double seen = 0, pairs = 0;
+    for (int64_t rank = 0; rank < s->batch; rank++) {
+        const int64_t length = length_of(s, context, rank);
+        seen += (double)seen_of(s, length);
+        pairs += pairs_of(s, length);
+    }
     row->context = context;
-    row->bytes = saturated(2 * positions * (double)s->kv_heads * (double)s->dim * element);
-    row->flops = 4 * (double)s->dim * (double)s->batch * pairs_of(s, context);
+    row->bytes = saturated(2 * seen * (double)s->kv_heads * (double)s->dim * element);
+    row->flops = 4 * pairs * (double)s->q_heads * (double)s->dim;
     const uint64_t layers = (s->rotate_bytes + row->bytes - 1) / row->bytes;
     row->layers = layers < 2                    ? 2
                   : layers > ATTEND_LAYERS_MOST ? ATTEND_LAYERS_MOST
@@ -69,10 +90,12 @@ void attend_row_init(attend_row *row, const attend_shape *s, int64_t context) {
 }
 
 uint64_t attend_need_bytes(const attend_row *row, const attend_shape *s) {
+    const double element = (double)kvc_dtype_size_bytes(s->dtype);
     const double queries = (double)s->batch * (double)s->q_heads * (double)s->q_len;
+    const double positions = (double)s->batch * (double)row->context * (double)row->layers;
     /* Pages are committed a little ahead of the length. */
-    return row->bytes / 16 * 17 * (uint64_t)row->layers +
-           saturated(2 * queries * (double)s->dim * sizeof(float));
+    return saturated(17.0 / 16 * 2 * positions * (double)s->kv_heads * (double)s->dim * element +
+                     2 * queries * (double)s->dim * sizeof(float));
 }
 
 /* Setting up. */
@@ -137,6 +160,21 @@ static int make_query(subject *s) {
     return CLI_DONE;
 }
 
+/* Long and short sequences in no order, the same on every machine. */
+static int make_lengths(subject *s) {
+    const int64_t batch = s->shape->batch;
+    uint32_t state = 1;
+    s->lengths = malloc((size_t)batch * sizeof *s->lengths);
+    if (!s->lengths) return cli_fail("no memory for the lengths of %" PRId64 " sequences", batch);
+    for (int64_t i = 0; i < batch; i++) {
+        state = state * 1664525u + 1013904223u;
+        const int64_t j = (int64_t)(state >> 8) % (i + 1);
+        s->lengths[i] = s->lengths[j];
+        s->lengths[j] = length_of(s->shape, s->row->context, i);
+    }
+    return CLI_DONE;
+}
+
 static int make_plan(subject *s) {
     kvc_attention_desc desc = {.struct_size = sizeof desc};
     kvc_explanation explanation = {.struct_size = sizeof explanation};
@@ -146,6 +184,7 @@ static int make_plan(subject *s) {
     const kvc_executor executor = kvc_threads_executor(s->threads);
     desc.q_heads = s->shape->q_heads;
     desc.max_q_len = s->shape->q_len;
+    desc.window = s->shape->window;
     desc.executor = s->shape->threads > 1 ? &executor : NULL;
     if (kvc_attention_plan(&s->plan, &desc) != KVC_OK ||
         kvc_attention_explain(&explanation, s->plan, s->cache, 0) != KVC_OK)
@@ -161,6 +200,7 @@ static void drop(subject *s) {
     kvc_array_release(&s->out);
     kvc_cache_free(s->cache);
     kvc_pool_free(s->pool);
+    free(s->lengths);
     stats_free(&s->run_us);
     stats_free(&s->floor_us);
 }
@@ -180,13 +220,16 @@ static int keep_sample(stats_samples *samples, double value) {
 }
 
 static int attend(subject *s, int64_t layer) {
-    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out, NULL) == KVC_OK
+    const kvc_attention_extras extras = {.struct_size = sizeof extras, .lengths = s->lengths};
+    return kvc_attention_run(s->plan, s->cache, layer, &s->q, &s->out,
+                             s->shape->shortest ? &extras : NULL) == KVC_OK
                ? CLI_DONE
                : cli_fail_library("attention");
 }
 
 /* The floor: what one run reads, the heads of all keys and then those of all values. */
 typedef struct reading {
+    const subject *subject;
     kvc_array k, v;
     int64_t pieces; /* of a head */
     uint64_t (*read)(const void *memory, size_t bytes);
@@ -200,8 +243,10 @@ static void read_piece(void *argument, int64_t index, int thread) {
     const kvc_array *kv = head < heads ? &r->k : &r->v;
     const int64_t kv_head = head % heads % kv->shape[1], sequence = head % heads / kv->shape[1];
     const size_t element = kvc_dtype_size_bytes(kv->dtype);
-    const int64_t begin = kv->shape[2] * piece / r->pieces;
-    const int64_t end = kv->shape[2] * (piece + 1) / r->pieces;
+    const int64_t length = r->subject->lengths[sequence];
+    const int64_t seen = seen_of(r->subject->shape, length);
+    const int64_t begin = length - seen + seen * piece / r->pieces;
+    const int64_t end = length - seen + seen * (piece + 1) / r->pieces;
     const int64_t first =
         sequence * kv->strides[0] + kv_head * kv->strides[1] + begin * kv->strides[2];
     (void)thread;
@@ -214,7 +259,8 @@ static int read_layer(subject *s, int variant, double *us) {
     static volatile uint64_t sink;
     const attend_shape *shape = s->shape;
     const int64_t heads = 2 * shape->batch * shape->kv_heads, wanted = 4 * shape->threads;
-    reading r = {.read = limits_best()->read[variant],
+    reading r = {.subject = s,
+                 .read = limits_best()->read[variant],
                  .pieces = shape->threads > 1 && heads < wanted ? (wanted + heads - 1) / heads : 1};
     if (kvc_cache_view(s->cache, s->layer, &r.k, &r.v) != KVC_OK) return cli_fail_library("cache");
     const uint64_t start_ns = stats_now_ns();
@@ -339,6 +385,7 @@ int attend_measure(attend_row *row, const attend_shape *shape, bool trace) {
     cli_progress("context %" PRId64 ": filling %" PRId64 " layers", row->context, row->layers);
     int status = make_cache(&s);
     if (status == CLI_DONE) status = make_query(&s);
+    if (status == CLI_DONE) status = make_lengths(&s);
     if (status == CLI_DONE) status = make_plan(&s);
     if (status == CLI_DONE) status = take_turns(&s);
     if (status == CLI_DONE && trace) status = trace_layers(&s);

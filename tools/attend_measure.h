@@ -15,7 +15,9 @@
 /** What all rows of a table have in common. */
 typedef struct attend_shape {
     int64_t batch, q_heads, kv_heads, dim;
-    int64_t q_len; /**< query positions of a run, the last of the context */
+    int64_t q_len;    /**< query positions of a run, the last of each sequence */
+    int64_t window;   /**< keys that a query sees at most; 0: all before it */
+    int64_t shortest; /**< lengths are spread from here to the context; 0: all have the context */
     int64_t threads;
     kvc_dtype dtype;       /**< of keys and values; queries and outputs are f32 */
     uint64_t rotate_bytes; /**< of keys and values that the runs go over, at least */
@@ -23,7 +25,7 @@ typedef struct attend_shape {
 
 /** One row of the table. */
 typedef struct attend_row {
-    int64_t context;             /**< positions of each sequence */
+    int64_t context;             /**< positions of the longest sequence */
     int64_t layers;              /**< that the runs go over */
     uint64_t bytes;              /**< of keys and values that a run attends over */
     double flops;                /**< of a run */
@@ -38,7 +40,8 @@ typedef struct attend_row {
 /** The most layers: each takes two ranges of address space, of which Linux gives 65530. */
 enum { ATTEND_LAYERS_MOST = 4096 };
 
-/** Sets context, layers, bytes and flops. Counts that no memory holds end at some 2^58. */
+/** Sets context, layers, bytes and flops. Counts that no memory holds end at some 2^58.
+ * @param shape  q_len and shortest are no more than the context, or the shortest sequence */
 void attend_row_init(attend_row *row, const attend_shape *shape, int64_t context);
 
 /** Bytes that measuring a row takes, all layers, queries and outputs. */

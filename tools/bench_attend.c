@@ -29,6 +29,10 @@ static const char help[] =
     "  --q-len N         query positions of a run, causal: 1 is decoding, a few are the\n"
     "                    verification of a draft, hundreds are prefill (1)\n"
     "  --batch N         sequences of a run (1)\n"
+    "  --shortest N      positions of the batch's shortest sequence: lengths are spread evenly "
+    "from\n"
+    "                    here to the context, in no order (all have the context)\n"
+    "  --window N        keys that a query sees at most, its own among them (all before it)\n"
     "  --threads N       threads that share a run, and a measurement of the limits (1)\n"
     "  --rotate N        MiB of keys and values that the runs go over, at least (four times the\n"
     "                    last-level cache)\n"
@@ -88,15 +92,19 @@ static void print_title(const attend_shape *s, const machine *m) {
     if (s->q_len == 1) printf("Attention of one query position: ");
     else printf("Causal attention of %" PRId64 " query positions: ", s->q_len);
     if (s->batch > 1) printf("%" PRId64 " sequences, ", s->batch);
+    if (s->window) printf("window %" PRId64 ", ", s->window);
     printf("%" PRId64 " query heads, %" PRId64 " kv heads, dimension %" PRId64 ", %s, %" PRId64
            " thread%s\n%s\n\n",
            s->q_heads, s->kv_heads, s->dim, kvc_dtype_name(s->dtype), s->threads,
            s->threads == 1 ? "" : "s", line);
 }
 
-static void print_row(const attend_row *r) {
-    char n[9][REPORT_ROOM];
-    printf("%8" PRId64 " %9s %8s %8s %8s %6s %6s %8s %6s %6s %6s  %s\n", r->context,
+static void print_row(const attend_shape *s, const attend_row *r) {
+    char n[9][REPORT_ROOM], context[48];
+    if (s->shortest)
+        (void)snprintf(context, sizeof context, "%" PRId64 "-%" PRId64, s->shortest, r->context);
+    else (void)snprintf(context, sizeof context, "%" PRId64, r->context);
+    printf("%8s %9s %8s %8s %8s %6s %6s %8s %6s %6s %6s  %s\n", context,
            report_bytes(n[0], (double)r->bytes), report_number(n[1], r->run_us.p50),
            report_number(n[2], r->run_us.p99), report_number(n[3], r->run_us.max),
            report_number(n[4], gbps(r, r->run_us.p50)),
@@ -129,16 +137,18 @@ static void print_table(const options *o, const machine *m, const attend_row *ro
     printf(format, "", "K+V", "p50", "p99", "max", "", "floor", "", "FMA", "", "", "");
     printf(format, "context", "a run", "us", "us", "us", "GB/s", "GB/s", "GFLOP/s", "", "of",
            "binds", "path");
-    for (size_t i = 0; i < o->context_count; i++) print_row(&rows[i]);
+    for (size_t i = 0; i < o->context_count; i++) print_row(&o->shape, &rows[i]);
     print_notes(o, rows);
 }
 
 static json_t *new_row(const attend_shape *s, const attend_row *r) {
-    json_t *shape = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "dtype",
-                              kvc_dtype_name(s->dtype), "q_heads", (json_int_t)s->q_heads,
-                              "kv_heads", (json_int_t)s->kv_heads, "head_dim", (json_int_t)s->dim,
-                              "context", (json_int_t)r->context, "q_len", (json_int_t)s->q_len,
-                              "batch", (json_int_t)s->batch, "threads", (json_int_t)s->threads);
+    json_t *shape = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}", "dtype", kvc_dtype_name(s->dtype),
+        "q_heads", (json_int_t)s->q_heads, "kv_heads", (json_int_t)s->kv_heads, "head_dim",
+        (json_int_t)s->dim, "context", (json_int_t)r->context, "shortest",
+        (json_int_t)(s->shortest ? s->shortest : r->context), "window",
+        s->window ? json_integer(s->window) : json_null(), "q_len", (json_int_t)s->q_len, "batch",
+        (json_int_t)s->batch, "threads", (json_int_t)s->threads);
     json_t *figures = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "p50_us",
         report_json_number(r->run_us.p50), "p99_us", report_json_number(r->run_us.p99), "max_us",
@@ -168,16 +178,23 @@ static json_t *new_object(const options *o, const machine *m, const attend_row *
 
 /* Everything that can be found out before measuring. */
 static int check(const options *o, const machine *m, attend_row *rows) {
+    const attend_shape *s = &o->shape;
+    if (s->shortest && s->batch == 1)
+        return cli_usage("--shortest: sequences of different lengths want a --batch of 2 or more");
     for (size_t i = 0; i < o->context_count; i++) {
         char what[48];
         const int64_t context = o->contexts[i];
-        if (o->shape.q_len > context)
-            return cli_usage("--q-len: %" PRId64 " given; no more than the context, %" PRId64
+        if (s->shortest > context)
+            return cli_usage("--shortest: %" PRId64 " given, no more than the context, %" PRId64
                              ", wanted",
-                             o->shape.q_len, context);
-        attend_row_init(&rows[i], &o->shape, context);
+                             s->shortest, context);
+        if (s->q_len > (s->shortest ? s->shortest : context))
+            return cli_usage("--q-len: %" PRId64
+                             " given, no more than the shortest sequence, %" PRId64 ", wanted",
+                             s->q_len, s->shortest ? s->shortest : context);
+        attend_row_init(&rows[i], s, context);
         (void)snprintf(what, sizeof what, "context %" PRId64, context);
-        if (!machine_has_room(m, attend_need_bytes(&rows[i], &o->shape), what,
+        if (!machine_has_room(m, attend_need_bytes(&rows[i], s), what,
                               "--contexts, --batch, --q-len, --heads or --dim"))
             return CLI_FAILED;
     }
@@ -216,6 +233,8 @@ enum {
     OPTION_CONTEXTS,
     OPTION_Q_LEN,
     OPTION_BATCH,
+    OPTION_SHORTEST,
+    OPTION_WINDOW,
     OPTION_THREADS,
     OPTION_ROTATE,
     OPTION_JSON,
@@ -229,6 +248,8 @@ static const struct option option_table[] = {
     {"contexts", required_argument, NULL, OPTION_CONTEXTS},
     {"q-len", required_argument, NULL, OPTION_Q_LEN},
     {"batch", required_argument, NULL, OPTION_BATCH},
+    {"shortest", required_argument, NULL, OPTION_SHORTEST},
+    {"window", required_argument, NULL, OPTION_WINDOW},
     {"threads", required_argument, NULL, OPTION_THREADS},
     {"rotate", required_argument, NULL, OPTION_ROTATE},
     {"json", no_argument, NULL, OPTION_JSON},
@@ -247,6 +268,8 @@ static bool read_option(options *o, int option) {
                               &o->context_count);
     case OPTION_Q_LEN: return cli_int64("--q-len", optarg, 1, 65536, &s->q_len);
     case OPTION_BATCH: return cli_int64("--batch", optarg, 1, 4096, &s->batch);
+    case OPTION_SHORTEST: return cli_int64("--shortest", optarg, 1, 1 << 24, &s->shortest);
+    case OPTION_WINDOW: return cli_int64("--window", optarg, 1, 1 << 24, &s->window);
     case OPTION_THREADS: return cli_int64("--threads", optarg, 1, KVC_THREADS_MAX, &s->threads);
     case OPTION_ROTATE: return cli_int64("--rotate", optarg, 1, 1 << 20, &o->rotate_mib);
     case OPTION_JSON: return o->json = true;
