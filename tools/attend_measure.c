@@ -11,7 +11,7 @@
 #include <kvcache/pool.h>
 
 #include "cli.h"
-#include "limits.h"
+#include "roofline.h"
 #include "trace.h"
 
 enum {
@@ -260,7 +260,7 @@ static int read_layer(subject *s, int variant, double *us) {
     const attend_shape *shape = s->shape;
     const int64_t heads = 2 * shape->batch * shape->kv_heads, wanted = 4 * shape->threads;
     reading r = {.subject = s,
-                 .read = limits_best()->read[variant],
+                 .read = roofline_best()->read[variant],
                  .pieces = shape->threads > 1 && heads < wanted ? (wanted + heads - 1) / heads : 1};
     if (kvc_cache_view(s->cache, s->layer, &r.k, &r.v) != KVC_OK) return cli_fail_library("cache");
     const uint64_t start_ns = stats_now_ns();
@@ -277,7 +277,7 @@ static int read_layer(subject *s, int variant, double *us) {
 static int choose_read(subject *s) {
     double best_us = INFINITY, us;
     for (int repeat = 0; repeat < 2; repeat++)
-        for (int variant = 0; variant < LIMITS_READS; variant++) {
+        for (int variant = 0; variant < ROOFLINE_READS; variant++) {
             double sum_us = 0;
             for (int64_t i = 0; i < s->row->layers; i++) {
                 if (read_layer(s, variant, &us) != CLI_DONE) return CLI_FAILED;
@@ -287,7 +287,7 @@ static int choose_read(subject *s) {
             best_us = sum_us;
             s->read = variant;
         }
-    s->row->read_name = limits_read_name(s->read);
+    s->row->read_name = roofline_read_name(s->read);
     return CLI_DONE;
 }
 
@@ -322,7 +322,7 @@ static void multiply(subject *s, float (*loop)(int64_t), int64_t flops_a_round, 
 
 /* Attends over the next layers, all of them if that is soon done; reads as many; multiplies. */
 static int take_turn(subject *s) {
-    const limits_ops *ops = limits_best();
+    const roofline_ops *ops = roofline_best();
     const uint64_t begin_ns = stats_now_ns();
     int64_t count = 0;
     for (; count == 0 || (count < s->row->layers && stats_now_ns() - begin_ns < SLICE_NS);
@@ -362,7 +362,7 @@ static int take_turns(subject *s) {
     }
     s->row->run_us = stats_summarise(&s->run_us);
     s->row->floor_us = stats_summarise(&s->floor_us);
-    s->row->isa = limits_best()->isa;
+    s->row->isa = roofline_best()->isa;
     return status;
 }
 

@@ -12,9 +12,9 @@
 #include "attend_measure.h"
 #include "cli.h"
 #include "commands.h"
-#include "limits.h"
 #include "machine.h"
 #include "report.h"
+#include "roofline.h"
 #include "trace.h"
 
 static const char help[] =
@@ -46,7 +46,7 @@ static const char help[] =
     "\n"
     "Columns and JSON keys:\n"
     "  K+V (bytes)                  keys and values that the queries of a run see, each once\n"
-    "  p50, p99, max (p50_us, ...)  microseconds a run, of one layer\n"
+    "  p50, p99, max (p50_us, ...)  microseconds a run, of one layer; JSON has the best too\n"
     "  GB/s (gbps)                  K+V per second, of the median\n"
     "  floor (floor_gbps)           the same bytes read by the fastest plain loop, of the median\n"
     "  GFLOP/s (gflops)             4 * dim for each query head, query and key that it sees\n"
@@ -120,7 +120,7 @@ static void print_notes(const options *o, const attend_row *rows) {
         "\nfloor: the same bytes read by the fastest of %d plain loops; FMA: multiply-adds of f32\n"
         "from registers (%s), at best; both in turn with the runs, on the same threads. of: the\n"
         "share of the limit that binds. Runs go from layer to layer, over %s at least.\n",
-        LIMITS_READS, rows[0].isa, report_bytes(n[0], (double)rotate));
+        ROOFLINE_READS, rows[0].isa, report_bytes(n[0], (double)rotate));
     if (isfinite(rows[0].dot_gflops))
         printf("This CPU also multiplies pairs of bf16: %s GFLOP/s.\n",
                report_number(n[0], rows[0].dot_gflops));
@@ -150,13 +150,13 @@ static json_t *new_row(const attend_shape *s, const attend_row *r) {
         s->window ? json_integer(s->window) : json_null(), "q_len", (json_int_t)s->q_len, "batch",
         (json_int_t)s->batch, "threads", (json_int_t)s->threads);
     json_t *figures = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "p50_us",
-        report_json_number(r->run_us.p50), "p99_us", report_json_number(r->run_us.p99), "max_us",
-        report_json_number(r->run_us.max), "gbps", report_json_number(gbps(r, r->run_us.p50)),
-        "floor_gbps", report_json_number(gbps(r, r->floor_us.p50)), "gflops",
-        report_json_number(gflops(r)), "ceiling_gflops", report_json_number(r->ceiling_gflops),
-        "dot_bf16_gflops", report_json_number(r->dot_gflops), "of",
-        report_json_number(share_of_limit(r)));
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "best_us",
+        report_json_number(r->run_us.min), "p50_us", report_json_number(r->run_us.p50), "p99_us",
+        report_json_number(r->run_us.p99), "max_us", report_json_number(r->run_us.max), "gbps",
+        report_json_number(gbps(r, r->run_us.p50)), "floor_gbps",
+        report_json_number(gbps(r, r->floor_us.p50)), "gflops", report_json_number(gflops(r)),
+        "ceiling_gflops", report_json_number(r->ceiling_gflops), "dot_bf16_gflops",
+        report_json_number(r->dot_gflops), "of", report_json_number(share_of_limit(r)));
     json_t *rest = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I}", "binds", what_binds(r), "path",
                              kvc_path_name(r->path), "floor", r->read_name, "isa", r->isa, "layers",
                              (json_int_t)r->layers, "bytes", (json_int_t)r->bytes, "runs",

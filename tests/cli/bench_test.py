@@ -31,6 +31,7 @@ class Attend(ProgramTest):
             self.assertAlmostEqual(row["gflops"], 4 * 4 * 16 * row["context"] / row["p50_us"] / 1e3,
                                    delta=row["gflops"] / 100)
             self.assert_of_the_limit_that_binds(row)
+            self.assertLessEqual(row["best_us"], row["p50_us"])
             self.assertIn(row["path"], ["reference", "fused"])
 
     def assert_of_the_limit_that_binds(self, row):

@@ -2,6 +2,6 @@
 
 enum { VECTOR_BYTES = 64, SUMS = 24 }; /* of 32 registers */
 
-#include "limits_loops.h"
+#include "roofline_loops.h"
 
-const limits_ops limits_avx512 = {LIMITS_LOOPS("avx512")};
+const roofline_ops roofline_avx512 = {ROOFLINE_LOOPS("avx512")};

@@ -6,6 +6,6 @@ enum { VECTOR_BYTES = 16, SUMS = 24 }; /* of 32 registers; up to four begin in a
 enum { VECTOR_BYTES = 16, SUMS = 12 }; /* of 16 registers */
 #endif
 
-#include "limits_loops.h"
+#include "roofline_loops.h"
 
-const limits_ops limits_generic = {LIMITS_LOOPS("generic")};
+const roofline_ops roofline_generic = {ROOFLINE_LOOPS("generic")};

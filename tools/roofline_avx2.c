@@ -2,6 +2,6 @@
 
 enum { VECTOR_BYTES = 32, SUMS = 12 }; /* of 16 registers */
 
-#include "limits_loops.h"
+#include "roofline_loops.h"
 
-const limits_ops limits_avx2 = {LIMITS_LOOPS("avx2")};
+const roofline_ops roofline_avx2 = {ROOFLINE_LOOPS("avx2")};

@@ -1,14 +1,12 @@
 /** @file
- * The loops behind limits.h, for vectors of any width. Included by one .c file an instruction set,
- * which defines
- *     VECTOR_BYTES   of the widest vector
- *     SUMS           sums of multiply_add that live in registers at once, enough for the latency of
- *                    one times those begun in a cycle
- * and is compiled with -ffp-contract=fast, so that a product and a sum become one instruction. */
-#ifndef KVCACHE_TOOLS_LIMITS_LOOPS_H
-#define KVCACHE_TOOLS_LIMITS_LOOPS_H
+ * The loops behind roofline.h, for vectors of any width. Included by one .c file an instruction
+ * set, which defines VECTOR_BYTES   of the widest vector SUMS           sums of multiply_add that
+ * live in registers at once, enough for the latency of one times those begun in a cycle and is
+ * compiled with -ffp-contract=fast, so that a product and a sum become one instruction. */
+#ifndef KVCACHE_TOOLS_ROOFLINE_LOOPS_H
+#define KVCACHE_TOOLS_ROOFLINE_LOOPS_H
 
-#include "limits.h"
+#include "roofline.h"
 
 /* May lie anywhere in any memory. */
 typedef uint64_t words __attribute__((vector_size(VECTOR_BYTES), aligned(1), may_alias));
@@ -74,7 +72,7 @@ static float multiply_add(int64_t rounds) {
 }
 
 /* All fields but those of dot_bf16. */
-#define LIMITS_LOOPS(name)                                                                         \
+#define ROOFLINE_LOOPS(name)                                                                       \
     .isa = (name), .read = {read_1,                                                                \
                             read_1_ahead_1024,                                                     \
                             read_1_ahead_4096,                                                     \

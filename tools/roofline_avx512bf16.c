@@ -2,14 +2,14 @@
 
 #include <immintrin.h>
 
-#include "limits.h"
+#include "roofline.h"
 
 enum { SUMS = 24 }; /* of 32 registers */
 
 /* A multiply-add of two pairs in each of 16 lanes. */
-const int64_t limits_dot_flops_a_round = (int64_t)4 * 16 * SUMS;
+const int64_t roofline_dot_flops_a_round = (int64_t)4 * 16 * SUMS;
 
-float limits_dot_bf16(int64_t rounds) {
+float roofline_dot_bf16(int64_t rounds) {
     static volatile float value = 0.5f; /* unknown to the compiler */
     const __m512bh x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(value), _mm512_set1_ps(value));
     __m512 sums[SUMS];
