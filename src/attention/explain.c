@@ -29,18 +29,21 @@ static void explain_reference(kvc_explanation *e, const kvc_attention *plan, con
 
 static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
     const kvc__schedule *s = &plan->schedule;
-    const bool generic = strcmp(s->ops->name, "generic") == 0;
-    char shared[96] = "", threads[48] = "", window[64] = "";
+    const kvc__ops *ops = s->ops;
+    const bool generic = strcmp(ops->name, "generic") == 0;
+    char shared[96] = "", threads[48] = "", window[64] = "", cap[48] = "";
     if (job->group > 1)
         WRITE(shared, "; each row is read once for its group of %lld query heads",
               (long long)job->group);
     if (s->executor.threads > 1) WRITE(threads, ", on up to %d threads", s->executor.threads);
     if (plan->desc.window > 0)
         WRITE(window, ", a window of %lld positions", (long long)plan->desc.window);
-    WRITE(e->reason, "fused: %s, one pass over keys and values%s%s%s",
-          generic ? "portable C" : s->ops->name, window, threads, shared);
-    if (generic)
-        WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C or on AArch64, without KVC_ISA set");
+    if (plan->desc.softcap > 0) WRITE(cap, ", scores capped to %g", (double)plan->desc.softcap);
+    WRITE(e->reason, "fused: %s, one pass over keys and values%s%s%s%s%s%s",
+          generic ? "portable C" : ops->name, window, cap, threads, shared, *ops->limit ? "; " : "",
+          ops->limit);
+    if (*ops->remedy) WRITE(e->remedy, "%s", ops->remedy);
+    else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
 }
 
 static kvc_status explain(kvc_explanation *out, const kvc_attention *plan, const kvc__job *job) {

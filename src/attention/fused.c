@@ -7,6 +7,7 @@
 
 #include <kvcache/device.h>
 
+#include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
 #include "attention/row.h"
@@ -19,7 +20,9 @@ typedef struct work {
     const kvc__ops *ops;
     kvc__part part;
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
+    bool adjusts;                   /* scores are not taken as they are */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
+    int64_t block;                  /* positions taken in together, KVC__BLOCK at most */
     float *scores;                  /* [KVC__SCORES] */
     float *q;                       /* [rows][key_width], scaled, in the loader's order */
     float *keys, *values;           /* [KVC__BLOCK][width], unless direct */
@@ -76,6 +79,12 @@ static void lay_out_sums(work *w, float *at) {
     w->total = w->max + most;
 }
 
+/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
+ * With many, work on a block costs more than its memory. */
+static int64_t choose_block(int64_t rows) {
+    return rows > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
+}
+
 /* A part that is one of several leaves its sums in its slot. */
 static work begin_part(const run *call, int64_t index, int thread) {
     const kvc__division *d = &call->division;
@@ -85,7 +94,9 @@ static work begin_part(const run *call, int64_t index, int thread) {
     work w = {.job = job, .ops = s->ops, .part = kvc__division_part(d, index)};
     w.key_width = round_up(job->key_dim, w.ops->unit);
     w.value_width = round_up(job->value_dim, w.ops->unit);
+    w.adjusts = job->softcap > 0 || kvc__adjusts(job);
     w.direct = is_direct(w.ops, job->k.dtype, job->key_dim, job->value_dim);
+    w.block = choose_block(w.part.rows);
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + KVC__SCORES;
     if (!w.direct) {
@@ -106,22 +117,33 @@ static const uint8_t *places(const work *w) {
     return w->ops->place[dtype_slot(w)];
 }
 
+/* The query head and the query of a row. */
+static int64_t head_of(const work *w, int64_t row) {
+    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
+}
+
+static int64_t query_of(const work *w, int64_t row) {
+    return (w->part.row + row) / w->job->group;
+}
+
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
-        const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
-        const int64_t i = (w->part.row + r) / job->group;
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         float *q = w->q + r * w->key_width;
         const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
-        for (int64_t d = 0; d < job->key_dim; d++) {
-            float x;
-            kvc__row_load(&x, from, job->q.dtype, d, 1);
-            q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
+        for (int64_t d = 0; d < job->key_dim; d += unit) {
+            const int64_t n = smaller(unit, job->key_dim - d);
+            float x[KVC__UNIT_MOST];
+            kvc__row_load(x, from, job->q.dtype, d, n);
+            for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
         }
-        w->max[r] = -INFINITY;
-        w->total[r] = 0;
+        /* A sink counts once, however many ranges merge. */
+        w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
+        w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;
     }
     memset(w->sums, 0, (size_t)(w->part.rows * w->value_width) * sizeof *w->sums);
 }
@@ -129,19 +151,18 @@ static void begin_rows(const work *w) {
 static void end_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
-        const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
-        const int64_t i = (w->part.row + r) / job->group;
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         const float *sums = w->sums + r * w->value_width;
         char *out = kvc__at(&job->out, w->part.sequence, head, i, 0);
         /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
          * its sums are (0 · inf is NaN). */
         const bool blind = w->total[r] == 0;
         const float scale = 1 / w->total[r];
-        for (int64_t d = 0; d < job->value_dim; d++) {
-            const float sum = sums[d / unit * unit + places(w)[d % unit]];
-            kvc__row_store(out, job->out.dtype, d, blind ? 0 : sum * scale);
-        }
+        for (int64_t d = 0; d < job->value_dim; d += unit)
+            for (int64_t e = 0; e < smaller(unit, job->value_dim - d); e++)
+                kvc__row_store(out, job->out.dtype, d + e, blind ? 0 : sums[d + place[e]] * scale);
         kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
@@ -151,12 +172,12 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
                            float *copy, int64_t start, int64_t count) {
     const char *from = kvc__at(rows, w->part.sequence, w->part.kv_head, start, 0);
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    if (w->direct) return (kvc__block){from, step, count};
+    if (w->direct) return (kvc__block){from, step, count, NULL};
     for (int64_t j = 0; j < count; j++) {
         kvc__row_load(copy + j * width, from + j * step, rows->dtype, 0, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
-    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
+    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, NULL};
 }
 
 /* What rows of a tile see of a block; tells whether it is anything. */
@@ -164,8 +185,7 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
                       int64_t count) {
     bool any = false;
     for (int64_t r = 0; r < rows; r++) {
-        const kvc__range all =
-            kvc__seen(w->job, w->part.sequence, (w->part.row + first + r) / w->job->group);
+        const kvc__range all = kvc__seen(w->job, w->part.sequence, query_of(w, first + r));
         const int64_t end = smaller(larger(all.end - start, 0), count);
         seen[r] = (kvc__range){smaller(larger(all.begin - start, 0), end), end};
         any = any || seen[r].begin < end;
@@ -173,18 +193,102 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
     return any;
 }
 
-static void attend_block(const work *w, int64_t start, int64_t count) {
+/* Scores of a tile to what the job makes of them. */
+static void adjust_tile(const work *w, int64_t first, int64_t rows, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    const kvc__block v =
-        block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
+    if (!kvc__adjusts(job)) return;
+    for (int64_t r = 0; r < rows; r++)
+        kvc__adjust(job, w->part.sequence, head_of(w, first + r), query_of(w, first + r), start,
+                    count, w->scores + r, rows);
+}
+
+static void take_in(const work *w, kvc__tile *tile, int64_t first, int size, const kvc__block *k,
+                    const kvc__block *v, const kvc__range *seen, int64_t start) {
     const int slot = dtype_slot(w);
+    float factor[4];
+    w->ops->score[slot][size](tile, k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, (int64_t)1 << size, start, k->count);
+    w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+}
+
+/* What the mask keeps of what rows see, a bit a position; `seen` shrinks to its ends. */
+static void keep(const work *w, uint64_t kept[4], kvc__range seen[4], int64_t first, int64_t rows,
+                 int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t i = query_of(w, first + r);
+        /* The query heads of a group mostly share a mask. */
+        if (r > 0 && job->mask.head_stride == 0 && i == query_of(w, first + r - 1))
+            kept[r] = kept[r - 1];
+        else
+            kept[r] = kvc__kept(job, w->part.sequence, head_of(w, first + r), i, start, count) &
+                      kvc__bits(seen[r]);
+        seen[r] = kvc__hull(kept[r]);
+    }
+}
+
+/* Some of a block's positions. */
+static kvc__block narrow(const kvc__block *block, kvc__range to) {
+    kvc__block some = *block;
+    some.data += to.begin * block->step_bytes;
+    some.count = to.end - to.begin;
+    return some;
+}
+
+/* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
+ * before or behind all of that read. */
+static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int size,
+                           const kvc__block *k_block, const kvc__block *v_block, kvc__range *seen,
+                           int64_t start) {
+    static const float ones[4] = {1, 1, 1, 1};
+    const int slot = dtype_slot(w);
+    const int64_t rows = (int64_t)1 << size;
+    uint64_t kept[4], any = 0, gaps = 0;
+    float own[4];
+    keep(w, kept, seen, first, rows, start, k_block->count);
+    for (int64_t r = 0; r < rows; r++) {
+        any |= kept[r];
+        gaps |= kept[r] ^ kvc__bits(seen[r]);
+    }
+    if (any == 0) return;
+    const kvc__range hull = kvc__hull(any);
+    const kvc__block k = narrow(k_block, hull), v = narrow(v_block, hull);
+    for (int64_t r = 0; r < rows; r++) {
+        kept[r] >>= hull.begin;
+        seen[r] = kvc__hull(kept[r]);
+    }
+    start += hull.begin;
+    if (gaps == 0) {
+        take_in(w, tile, first, size, &k, &v, seen, start);
+        return;
+    }
+    w->ops->score[slot][size](tile, &k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, rows, start, k.count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k.count, w->scores + r, rows);
+    w->ops->soften[size](tile, seen, k.count, w->scores, own);
+    const float *factor = own; /* due once */
+    for (; any; factor = ones) {
+        any = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            seen[r] = kvc__next_run(&kept[r]);
+            any |= kept[r];
+        }
+        w->ops->weigh[slot][size](tile, &v, seen, w->scores, factor);
+    }
+}
+
+static void attend_block(const work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    kvc__block v = block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    k.ahead = v.ahead = ahead;
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int64_t left = w->part.rows - r;
         const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
         kvc__range seen[4];
-        float factor[4];
         rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = {w->q + r * w->key_width,
@@ -193,10 +297,53 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->total + r,
                           w->key_width,
                           w->value_width};
-        w->ops->score[slot][size](&tile, &k, w->scores);
-        w->ops->soften[size](&tile, seen, count, w->scores, factor);
-        w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
+        if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
+        else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
+}
+
+/* Lanes are ranges of a part's positions that are taken in by turns. */
+enum { LANES = KVC__STREAMS / 2, DISTANCE_BYTES = 2048 };
+
+static void look_ahead(kvc__ahead *a, int stream, const work *w, const kvc__rows *rows, int64_t dim,
+                       int64_t width, int64_t position) {
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    a->at[stream] = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
+    a->width[stream] = width;
+    a->row_bytes[stream] = dim * element_bytes;
+    a->step_bytes[stream] = rows->position_stride * element_bytes;
+}
+
+/* What is asked for runs over the end of a lane a little: a prefetch may. */
+static kvc__ahead ahead_of(const work *w, int64_t lane) {
+    const kvc__job *job = w->job;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    const bool alike = w->direct && job->key_dim == job->value_dim &&
+                       job->k.position_stride == job->key_dim &&
+                       job->v.position_stride == job->value_dim;
+    kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
+    for (int i = 0; i < LANES; i++) {
+        const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+    }
+    kvc__ask(&a, KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    return a;
+}
+
+/* Takes in the positions of a part. */
+static void attend_lanes(const work *w) {
+    const int64_t begin = w->part.begin, end = w->part.end;
+    /* Half a block more keeps the lanes from the same sets of the cache. */
+    const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
+    kvc__ahead ahead = ahead_of(w, lane);
+    begin_rows(w);
+    for (int64_t at = begin; at < begin + lane; at += w->block)
+        for (int i = 0; i < LANES; i++) {
+            const int64_t start = at + i * lane;
+            const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
+            if (start < stop) attend_block(w, &ahead, start, stop - start);
+        }
 }
 
 /* Adds what another range of positions gave. A range that a row does not see has a total of 0. */
@@ -233,9 +380,7 @@ static void merge_ranges(work *w, const run *call) {
 static void attend_part(void *argument, int64_t index, int thread) {
     const run *call = argument;
     work w = begin_part(call, index, thread);
-    begin_rows(&w);
-    for (int64_t start = w.part.begin; start < w.part.end; start += KVC__BLOCK)
-        attend_block(&w, start, smaller(KVC__BLOCK, w.part.end - start));
+    attend_lanes(&w);
     if (w.part.splits > 1) {
         /* Gives what is in the slot to whoever is last, and takes what the others gave. */
         _Atomic int *left = &call->division.left[w.part.first_slot];

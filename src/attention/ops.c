@@ -4,14 +4,14 @@
 #include <cpuid.h>
 #endif
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static kvc__ops best;
+#define WRITE(text, ...) ((void)snprintf(text, sizeof(text), __VA_ARGS__))
 
-static bool is_generic_wanted(void) {
-    const char *cap = getenv("KVC_ISA");
-    return cap && strcmp(cap, "generic") == 0;
+static bool is_everywhere(void) {
+    return true;
 }
 
 #if defined(__x86_64__)
@@ -20,21 +20,74 @@ static bool has_f16c(void) {
     unsigned a, b, c = 0, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
 }
+
+static bool has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
 #endif
 
-static void choose(void) {
-    kvc__ops_generic(&best);
-    if (is_generic_wanted()) return;
+/* Each is faster than those before it. The first runs everywhere. */
+static const struct isa {
+    const char *name; /* what KVC_ISA calls it */
+    bool (*is_here)(void);
+    void (*fill)(kvc__ops *ops);
+} isas[] = {
+    {"generic", is_everywhere, kvc__ops_generic},
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        kvc__ops_avx2(&best);
+    {"avx2", has_avx2, kvc__ops_avx2},
 #elif defined(__aarch64__)
-    kvc__ops_neon(&best);
+    {"neon", is_everywhere, kvc__ops_neon},
 #endif
+};
+enum { ISAS = sizeof isas / sizeof *isas };
+
+/* Returns the place of a name, or ISAS. */
+static int find(const char *name) {
+    int i = 0;
+    while (i < ISAS && strcmp(isas[i].name, name) != 0) i++;
+    return i;
+}
+
+/* Returns the last of the first `count` that this CPU runs. */
+static int best_of(int count) {
+    int best = 0;
+    for (int i = 1; i < count; i++)
+        if (isas[i].is_here()) best = i;
+    return best;
+}
+
+static void explain_unknown(kvc__ops *ops, const char *cap) {
+    char names[sizeof ops->remedy / 2] = "";
+    for (size_t i = 0, at = 0; i < ISAS && at < sizeof names; i++)
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", isas[i].name);
+    WRITE(ops->limit, "KVC_ISA=%.16s names no instruction set here and is ignored", cap);
+    WRITE(ops->remedy, "unset KVC_ISA, or name one of %s", names);
+}
+
+void kvc__ops_choose(kvc__ops *out, const char *cap) {
+    const bool is_capped = cap && *cap;
+    const int last = is_capped ? find(cap) : ISAS, best = best_of(ISAS);
+    const int chosen = last < best ? best_of(last + 1) : best;
+    isas[chosen].fill(out);
+    out->name = isas[chosen].name;
+    if (is_capped && last == ISAS) {
+        explain_unknown(out, cap);
+    } else if (chosen < best) {
+        WRITE(out->limit, "KVC_ISA=%s allows no more", cap);
+        WRITE(out->remedy, "unset KVC_ISA: this CPU runs %s", isas[best].name);
+    } else if (is_capped && chosen < last) {
+        WRITE(out->limit, "KVC_ISA=%s allows more than this CPU runs", cap);
+    }
+}
+
+static kvc__ops chosen_ops;
+
+static void choose(void) {
+    kvc__ops_choose(&chosen_ops, getenv("KVC_ISA"));
 }
 
 const kvc__ops *kvc__ops_best(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, choose);
-    return &best;
+    return &chosen_ops;
 }

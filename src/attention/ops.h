@@ -29,12 +29,49 @@ typedef struct kvc__tile {
     int64_t key_width, value_width;
 } kvc__tile;
 
+/** Rows read at the same time: keys and values of two ranges of positions. */
+#define KVC__STREAMS 4
+
+/** Rows that are to be read soon. They are asked for while others are computed with, in the order
+ * in which they lie, a few streams by turns: one stream keeps too few lines on their way, and each
+ * has a prefetcher of the hardware at work for it. */
+typedef struct kvc__ahead {
+    const char *at[KVC__STREAMS];
+    int64_t width[KVC__STREAMS]; /**< elements of a row, as tiles count them */
+    int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
+    int line_elements; /**< of a cache line; > 0 where rows of all streams touch and are alike */
+    int turn;          /**< the stream whose row is next, otherwise */
+    int64_t due;       /**< elements computed with, for which nothing was asked yet */
+} kvc__ahead;
+
 /** Positions of keys or values, a unit's multiple of elements each. */
 typedef struct kvc__block {
     const char *data;
     int64_t step_bytes; /**< from position to position */
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
+    kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
 } kvc__block;
+
+/** Asks for as many elements as are computed with. */
+static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_t elements) {
+    enum { LINE_BYTES = 64 };
+    a->due += elements;
+    if (a->line_elements > 0) {
+        const int64_t round = (int64_t)KVC__STREAMS * a->line_elements;
+        for (; a->due >= round; a->due -= round)
+            for (int i = 0; i < KVC__STREAMS; i++) {
+                __builtin_prefetch(a->at[i], 0, 3);
+                a->at[i] += LINE_BYTES;
+            }
+        return;
+    }
+    for (; a->due >= a->width[a->turn]; a->turn = (a->turn + 1) % KVC__STREAMS) {
+        for (int64_t i = 0; i < a->row_bytes[a->turn]; i += LINE_BYTES)
+            __builtin_prefetch(a->at[a->turn] + i, 0, 3);
+        a->at[a->turn] += a->step_bytes[a->turn];
+        a->due -= a->width[a->turn];
+    }
+}
 
 /** Positions [begin, end) of a block: what a row sees of it. Empty where end <= begin. */
 typedef struct kvc__range {
@@ -46,8 +83,14 @@ typedef struct kvc__range {
  * @param s  [KVC__SCORES], 64-byte aligned */
 typedef void (*kvc__score_fn)(const kvc__tile *tile, const kvc__block *k, float *s);
 
+/** Caps scores: s[i] = cap · tanh(s[i] / cap) for n of them, and for what fills their last vector.
+ * Within 5 ulp of the true value (tests/unit/attention_variants_test.c); ±inf gives ±cap, NaN
+ * stays.
+ * @param cap  > 0, normal */
+typedef void (*kvc__cap_fn)(float *s, int64_t n, float cap);
+
 /** Online softmax: turns the scores that rows see into weights, those that they do not into 0.
- * @param seen    [R], within the block; neither end decreases from row to row
+ * @param seen    [R], within the block
  * @param factor  [R], what the sums so far scale by */
 typedef void (*kvc__soften_fn)(kvc__tile *tile, const kvc__range *seen, int64_t count, float *s,
                                float *factor);
@@ -64,19 +107,27 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
-    const char *name;
-    int unit;                           /**< elements that a loader takes at a time */
+    const char *name; /**< as KVC_ISA knows it */
+    char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
+    char remedy[96];  /**< what to do about that; "" where nothing */
+    int unit;         /**< elements that a loader takes at a time */
     kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[3][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
+    kvc__cap_fn cap;
     uint8_t place[3][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
 } kvc__ops;
 
-/** Returns the fastest table that this CPU runs; portable C's where the environment has
- * KVC_ISA=generic. Chosen once; thread-safe. */
+/** Returns the fastest table that this CPU runs and that KVC_ISA in the environment allows. Chosen
+ * once; thread-safe. */
 const kvc__ops *kvc__ops_best(void);
 
-/** Fill the table of one instruction set. */
+/** Chooses as kvc__ops_best does.
+ * @param cap  the fastest instruction set allowed; one that the CPU lacks leaves the best it has.
+ *             NULL, "" and unknown names allow all */
+void kvc__ops_choose(kvc__ops *out, const char *cap);
+
+/** Fill the table of one instruction set, but for its name. */
 void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
 void kvc__ops_neon(kvc__ops *ops);

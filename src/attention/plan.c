@@ -57,6 +57,9 @@ static kvc_status validate(const kvc_attention_desc *d) {
     if (!isfinite(d->scale))
         return kvc__fail(KVC_E_INVALID, "desc.scale: %g given, a finite number wanted",
                          (double)d->scale);
+    if (d->softcap != 0 && !(isnormal(d->softcap) && d->softcap > 0))
+        return kvc__fail(KVC_E_INVALID, "desc.softcap: %g given, 0 or a normal number above wanted",
+                         (double)d->softcap);
     if (d->path != KVC_PATH_AUTO && d->path != KVC_PATH_REFERENCE && d->path != KVC_PATH_FUSED)
         return kvc__fail(KVC_E_INVALID, "desc.path: %d given, a kvc_path wanted", (int)d->path);
     return KVC_OK;

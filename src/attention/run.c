@@ -80,6 +80,7 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .length = length,
         .window = d->window > 0 ? d->window : INT64_MAX,
         .scale = d->scale,
+        .softcap = d->softcap,
         .causal = !d->not_causal,
     };
     return KVC_OK;

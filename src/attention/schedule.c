@@ -7,11 +7,12 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-/* Parts a thread, about: what is left to wait for at the end is then a quarter of a share. */
-enum { PARTS_A_THREAD = 4 };
-
-/* Spans are sorted by as many classes of equal width. */
-enum { CLASSES = 64 };
+enum {
+    PARTS_A_THREAD = 8, /* about: threads then end within an eighth of each other */
+    LEAST = 512,        /* positions that a part has, unless threads would be idle: it costs about
+                           as much as 30 of them to begin, end and merge */
+    CLASSES = 64        /* of equal width, by which sequences are sorted */
+};
 
 static int64_t divide_up(int64_t n, int64_t by) {
     return n / by + (n % by != 0);
@@ -23,10 +24,9 @@ static int64_t smaller(int64_t a, int64_t b) {
 
 kvc_status kvc__schedule_size(kvc__schedule *s) {
     const int64_t threads = s->executor.threads;
-    s->wanted = threads == 1 ? 1 : threads * PARTS_A_THREAD;
-    /* A sequence is cut where it is longer than a chunk, of which all sequences together make
-     * `wanted`. One of x > 1 chunks becomes fewer than x + 1 < 2 x parts. */
-    s->slots = threads == 1 ? 0 : 2 * s->wanted;
+    /* A sequence is cut where it is longer than a chunk, and all together make no more chunks than
+     * parts are wanted. One of x > 1 chunks becomes fewer than x + 1 < 2 x parts. */
+    s->slots = threads == 1 ? 0 : 2 * threads * PARTS_A_THREAD;
     size_t workers, slots, floats, shares, counts;
     if (kvc__mul(&workers, s->worker_floats, (size_t)threads) &&
         kvc__mul(&slots, s->slot_floats, (size_t)s->slots) && kvc__add(&floats, workers, slots) &&
@@ -45,13 +45,15 @@ static int64_t span_of(const kvc__job *job, int64_t sequence) {
     return all.end - all.begin;
 }
 
-/* Positions of a part, so that there are about `wanted`, at most those of the longest sequence. */
-static int64_t choose_chunk(const kvc__division *d, int64_t wanted, int64_t longest) {
+/* Positions of a part: at most as many as the longest sequence has. */
+static int64_t choose_chunk(const kvc__division *d, int threads, int64_t longest) {
+    if (threads == 1) return longest;
     double positions = 0;
     for (int64_t b = 0; b < d->job->batch; b++) positions += (double)span_of(d->job, b);
-    const double even =
-        positions * (double)d->job->kv_heads * (double)d->row_blocks / (double)wanted;
-    if (wanted == 1 || even >= (double)longest) return longest;
+    const double share =
+        positions * (double)d->job->kv_heads * (double)d->row_blocks / (double)threads;
+    const double even = fmax(share / PARTS_A_THREAD, fmin(share, LEAST));
+    if (even >= (double)longest) return longest;
     return (int64_t)ceil(even / KVC__BLOCK) * KVC__BLOCK;
 }
 
@@ -79,7 +81,7 @@ kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, vo
     int64_t longest = 0, slots = 0;
     for (int64_t b = 0; b < job->batch; b++)
         if (span_of(job, b) > longest) longest = span_of(job, b);
-    const int64_t chunk = choose_chunk(&d, schedule->wanted, longest);
+    const int64_t chunk = choose_chunk(&d, schedule->executor.threads, longest);
     sort_shares(&d, longest);
     for (int64_t i = 0; i < job->batch; i++) {
         kvc__share *share = &d.shares[i];
@@ -118,6 +120,7 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
     kvc__part part = {.sequence = share->sequence,
                       .kv_head = local / d->row_blocks / share->splits,
                       .row = block * KVC__ROWS,
+                      .split = split,
                       .splits = share->splits,
                       .slot = share->first_slot + local,
                       .step = d->row_blocks};

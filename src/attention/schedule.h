@@ -2,7 +2,7 @@
  * How a run of the fused path is divided into parts.
  *
  * A part is one kv head of one sequence, up to KVC__ROWS rows, and one of `splits` ranges of
- * positions. The plan says how many parts are wanted (kvc__schedule); each run cuts its sequences
+ * positions. The plan takes scratch for any division (kvc__schedule); each run cuts its sequences
  * by their lengths of that moment, so that parts cost about the same where positions allow, and
  * hands them out longest first. What a part computes depends on the plan and the lengths, never on
  * who runs it or when. */
@@ -39,13 +39,14 @@ typedef struct kvc__part {
     int64_t sequence, kv_head;
     int64_t row, rows;  /**< the first row, and how many */
     int64_t begin, end; /**< positions */
-    int64_t splits;     /**< 1: the part is all there is, and has no slot */
+    int64_t split;      /**< which range of positions */
+    int64_t splits;     /**< of how many; 1: the part is all there is, and has no slot */
     int64_t slot;       /**< its own */
     int64_t first_slot; /**< of the first range of these rows */
     int64_t step;       /**< from one range's slot to the next one's */
 } kvc__part;
 
-/** Takes stock of the scratch of a schedule that has executor, batch, worker_floats and
+/** Tells the scratch of a schedule that has executor, batch, worker_floats and
  * slot_floats.
  * @errors KVC_E_RANGE it is more than a size can hold */
 kvc_status kvc__schedule_size(kvc__schedule *schedule);

@@ -357,5 +357,5 @@ int main(void) {
         cmocka_unit_test(cache__in_a_reused_buffer_is_told_so),
         cmocka_unit_test(run__allocates_nothing_and_makes_no_system_call),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_isa_setup, NULL);
 }

@@ -180,5 +180,5 @@ int main(void) {
         cmocka_unit_test(plan__gives_the_same_bits_on_every_run),
         cmocka_unit_test(plan__refuses_an_executor_that_cannot_run),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_isa_setup, NULL);
 }

@@ -1,4 +1,5 @@
-/* Windows: each path, alone and in parts, against the formula. */
+/* Windows, soft caps, masks, sinks and slopes: each path, alone and in parts, against the formula.
+ */
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -6,6 +7,7 @@
 
 #include <kvcache/executor.h>
 
+#include "attention/ops.h"
 #include "support/attend.h"
 #include "support/support.h"
 
@@ -16,17 +18,19 @@ static const int64_t groups[] = {1, 2, 3, 4, 5, 8};
 static const int64_t query_counts[] = {1, 2, 5, 17};
 static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
 
-/* The library's threads: as many parts as with eight of them, whatever the machine has. */
-static kvc_threads *threads;
+/* Positions are cut in up to 12 parts, and in up to 28. */
+static kvc_threads *pools[2];
 
 static int set_up(void **state) {
-    (void)state;
-    return kvc_threads_new(&threads, 3) == KVC_OK ? 0 : -1;
+    if (test_isa_setup(state)) return 1;
+    assert_ok(kvc_threads_new(&pools[0], 3));
+    assert_ok(kvc_threads_new(&pools[1], 7));
+    return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    kvc_threads_free(threads);
+    for (int i = 0; i < 2; i++) kvc_threads_free(pools[i]);
     return 0;
 }
 
@@ -34,21 +38,9 @@ static int64_t below(uint64_t *seed, int64_t n) {
     return (int64_t)(test_random(seed) % (uint64_t)n);
 }
 
-/* One case on every path, what nobody sees being NaN. */
 static void check(const test_case *c, uint64_t *seed) {
-    test_problem p = test_problem_new(c, seed);
-    const kvc_executor executor = kvc_threads_executor(threads);
-    for (int turn = 0; turn < 3; turn++) {
-        test_problem own = p; /* out and lse are NaN again */
-        own.out = test_tensor_new(p.c.out_dtype, p.c.out_layout, p.c.batch, p.c.q_heads,
-                                  p.c.queries, p.c.value_dim);
-        memset(p.lse.array.data, 0xff, (size_t)(p.c.batch * p.c.q_heads * p.c.queries) * 4);
-        test_poison_unseen(&own);
-        test_run_on(&own, paths[turn > 0], turn == 2 ? &executor : NULL);
-        test_compare_formula(&own);
-        test_tensor_free(&own.out);
-    }
-    test_problem_free(&p);
+    const kvc_executor executor = kvc_threads_executor(pools[below(seed, 2)]);
+    test_check(c, &executor, seed);
 }
 
 /* Queries of zeros weigh all keys they see alike: the mean of their positions tells which. */
@@ -108,6 +100,80 @@ static void attention__windows_of_a_tile_need_not_overlap(void **state) {
                   &seed);
 }
 
+/* Units in the last place of an f32 near a value, normal ones. */
+static double ulps(double error, double value) {
+    int exponent;
+    (void)frexp(value, &exponent);
+    return fabs(error) / ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
+}
+
+/* The bound that ops.h states, over all magnitudes, and at every count. */
+static void cap__is_within_its_bound(void **state) {
+    (void)state;
+    static const float caps[] = {1e-3f, 1, 30, 50, 12345.678f};
+    enum { N = 40 };
+    const kvc__ops *ops = kvc__ops_best();
+    uint64_t seed = test_seed(36);
+    double worst = 0;
+    for (int turn = 0; turn < 60000; turn++) {
+        float s[N + KVC__UNIT_MOST], given[N + KVC__UNIT_MOST];
+        const float cap = caps[turn % 5];
+        const int64_t n = 1 + below(&seed, N);
+        for (int i = 0; i < N + KVC__UNIT_MOST; i++) {
+            const double unit = (double)(int64_t)test_random(&seed) * 0x1p-63;
+            s[i] = (float)ldexp(unit * (double)cap, (int)below(&seed, 40) - 30);
+        }
+        memcpy(given, s, sizeof s);
+        ops->cap(given, n, cap);
+        for (int64_t i = 0; i < n; i++) {
+            const double wanted = (double)cap * tanh((double)s[i] / (double)cap);
+            worst = fmax(worst, ulps((double)given[i] - wanted, wanted));
+        }
+    }
+    print_message("%s: %.2f ulp\n", ops->name, worst);
+    assert_true(worst <= 5);
+    float edge[KVC__UNIT_MOST] = {INFINITY, -INFINITY, NAN, 0, -0.0f, 3e38f, -3e38f, 1e-30f};
+    ops->cap(edge, 8, 30);
+    assert_true(edge[0] == 30 && edge[1] == -30 && isnan(edge[2]) && edge[3] == 0);
+    assert_true(edge[5] == 30 && edge[6] == -30 && ulps((double)edge[7] - 1e-30, 1e-30) <= 5);
+    assert_true(signbit(edge[4]));
+}
+
+static void attention__caps_scores_before_it_weighs_them(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(37);
+    for (size_t g = 0; g < 6; g++)
+        for (size_t q = 0; q < 4; q++)
+            for (int dtype = KVC_F32; dtype <= KVC_BF16; dtype++)
+                check(&(test_case){.q_heads = groups[g],
+                                   .key_dim = 24,
+                                   .queries = query_counts[q],
+                                   .length = edges[below(&seed, 9)] + query_counts[q],
+                                   .softcap = g % 2 ? 2 : 30,
+                                   .window = below(&seed, 2) * 70,
+                                   .amplitude = 3,
+                                   .kv_dtype = (kvc_dtype)dtype},
+                      &seed);
+}
+
+/* The largest score is beyond f32: its row is NaN without a cap, and right with one. */
+static void attention__caps_scores_that_overflow(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(38);
+    for (int i = 0; i < PATHS; i++) {
+        const test_case c = {.key_dim = 1, .length = 50, .scale = 1, .softcap = 50};
+        test_problem p = test_problem_new(&c, &seed);
+        test_set(&p.q.array, 0, 0, 0, 0, 1e30);
+        test_set(&p.k.array, 0, 0, 37, 0, 1e30);
+        for (int64_t j = 0; j < 50; j++)
+            if (j != 37) test_set(&p.k.array, 0, 0, j, 0, j % 2 ? -1e30 : 0);
+        test_run(&p, paths[i]);
+        assert_true(test_get(&p.out.array, 0, 0, 0, 0) == test_get(&p.v.array, 0, 0, 37, 0));
+        assert_true(test_get(&p.lse.array, 0, 0, 0, 0) == 50);
+        test_problem_free(&p);
+    }
+}
+
 /* What lies before the window may not even be memory. */
 static void attention__reads_nothing_before_the_window(void **state) {
     (void)state;
@@ -115,7 +181,7 @@ static void attention__reads_nothing_before_the_window(void **state) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t row_bytes = DIM * sizeof(float), bytes = LENGTH * row_bytes;
     const int64_t hidden = (int64_t)(16 * page / row_bytes);
-    const kvc_executor executor = kvc_threads_executor(threads);
+    const kvc_executor executor = kvc_threads_executor(pools[1]);
     uint64_t seed = test_seed(34);
     if (page > 4096) skip();
     for (int turn = 0; turn < 3; turn++) {
@@ -177,10 +243,26 @@ static void plan__refuses_a_window_that_cannot_be(void **state) {
     test_problem_free(&p);
 }
 
+static void plan__refuses_a_softcap_that_is_none(void **state) {
+    (void)state;
+    static const float wrong[] = {-1, INFINITY, NAN, 1e-40f};
+    uint64_t seed = 1;
+    test_problem p = test_problem_new(&(test_case){.key_dim = 8, .length = 4}, &seed);
+    kvc_attention_desc desc = test_desc(&p, KVC_PATH_AUTO);
+    kvc_attention *plan;
+    for (int i = 0; i < 4; i++) {
+        desc.softcap = wrong[i];
+        assert_fails(kvc_attention_plan(&plan, &desc), KVC_E_INVALID);
+        assert_non_null(strstr(kvc_last_error(), "desc.softcap: "));
+    }
+    test_problem_free(&p);
+}
+
 static void explain__names_the_variants_of_a_plan(void **state) {
     (void)state;
     uint64_t seed = 1;
-    test_problem p = test_problem_new(&(test_case){.key_dim = 8, .length = 4, .window = 7}, &seed);
+    test_problem p = test_problem_new(
+        &(test_case){.key_dim = 8, .length = 4, .window = 7, .softcap = 30}, &seed);
     const kvc_attention_desc desc = test_desc(&p, KVC_PATH_AUTO);
     kvc_explanation e = {.struct_size = sizeof e};
     kvc_attention *plan;
@@ -189,6 +271,7 @@ static void explain__names_the_variants_of_a_plan(void **state) {
     assert_int_equal(e.path, KVC_PATH_FUSED);
     assert_false(e.slow);
     assert_non_null(strstr(e.reason, "window of 7 positions"));
+    assert_non_null(strstr(e.reason, "capped to 30"));
     kvc_attention_free(plan);
     test_problem_free(&p);
 }
@@ -198,9 +281,13 @@ int main(void) {
         cmocka_unit_test(attention__window_counts_the_query_itself),
         cmocka_unit_test(attention__windows_end_anywhere_in_a_block),
         cmocka_unit_test(attention__windows_of_a_tile_need_not_overlap),
+        cmocka_unit_test(cap__is_within_its_bound),
+        cmocka_unit_test(attention__caps_scores_before_it_weighs_them),
+        cmocka_unit_test(attention__caps_scores_that_overflow),
         cmocka_unit_test(attention__reads_nothing_before_the_window),
         cmocka_unit_test(attention__counts_the_bytes_of_the_window),
         cmocka_unit_test(plan__refuses_a_window_that_cannot_be),
+        cmocka_unit_test(plan__refuses_a_softcap_that_is_none),
         cmocka_unit_test(explain__names_the_variants_of_a_plan),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
