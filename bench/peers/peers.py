@@ -155,10 +155,10 @@ def main():
     results = []
     for case in cases(given):
         ours = run_ours(given.program, case)
-        told = {"libkvcache": ours} | {peer: run_peer(peer, case) for peer in given.peers}
-        for name, one in told.items():
-            print_row(case, name, one, ours)
-            results.append({"peer": name, **dataclasses.asdict(case), **one})
+        for name in ("libkvcache", *given.peers):
+            told = ours if name == "libkvcache" else run_peer(name, case)
+            print_row(case, name, told, ours)
+            results.append({"peer": name, **dataclasses.asdict(case), **told})
         print()
     print(
         "x ours: the median over this library's. error: the largest of some rows, by f64.\n"
