@@ -1,5 +1,7 @@
 #include "attention/adjust.h"
 
+#include "attention/row.h"
+
 /* Scores are adjusted so many at a time: first their biases side by side, as vectors, then the
  * sums, which may be strided. */
 enum { PIECE = 64 };
@@ -22,7 +24,7 @@ static void load_mask(float *restrict out, const kvc__job *job, int64_t b, int64
         for (int64_t j = 0; j < count; j++) out[j] = flag(from[j]);
     else if (mask->dtype == KVC_U8)
         for (int64_t j = 0; j < count; j++) out[j] = flag(from[j * step]);
-    else if (mask->last_stride == 1) kvc__load_row(out, from, mask->dtype, count);
+    else if (mask->last_stride == 1) kvc__row_load(out, from, mask->dtype, 0, count);
     else
         for (int64_t j = 0; j < count; j++) out[j] = kvc__load(from + j * step, mask->dtype);
 }

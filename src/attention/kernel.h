@@ -101,28 +101,6 @@ static inline float kvc__load(const void *at, kvc_dtype dtype) {
     return dtype == KVC_F16 ? kvc__f32_of_f16(word) : kvc__f32_of_bf16(word);
 }
 
-/** Loads elements of a float type that lie side by side, as vectors where the compiler can. */
-static inline void kvc__load_row(float *restrict dst, const void *restrict src, kvc_dtype dtype,
-                                 int64_t n) {
-    const uint16_t *restrict words = src;
-    if (dtype == KVC_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
-    else if (dtype == KVC_F16)
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_f16(words[d]);
-    else
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_bf16(words[d]);
-}
-
-/** Stores floats side by side, rounded to a float type. */
-static inline void kvc__store_row(void *restrict dst, const float *restrict src, kvc_dtype dtype,
-                                  int64_t n) {
-    uint16_t *restrict words = dst;
-    if (dtype == KVC_F32) memcpy(dst, src, (size_t)n * sizeof *src);
-    else if (dtype == KVC_F16)
-        for (int64_t d = 0; d < n; d++) words[d] = kvc__f16_of_f32(src[d]);
-    else
-        for (int64_t d = 0; d < n; d++) words[d] = kvc__bf16_of_f32(src[d]);
-}
-
 /** Returns the sink of a query head, -inf where there is none. */
 static inline float kvc__sink(const kvc__job *job, int64_t head) {
     if (!job->sinks.data) return -INFINITY;

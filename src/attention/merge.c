@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "attention/plan.h"
+#include "attention/row.h"
 #include "base/error.h"
 
 /* Dims of a row summed up at a time, on the stack. */
@@ -52,15 +53,14 @@ static kvc_status check(const kvc_array *out, const kvc_array *lse, const parts 
     return KVC_OK;
 }
 
-/* From dim d of a row on; or, d being 0, the one element of a log-sum-exp. */
-static void *row_of(const kvc_array *a, const int64_t at[3], int64_t d) {
-    const int64_t element =
-        at[0] * a->strides[0] + at[1] * a->strides[1] + at[2] * a->strides[2] + d;
+/* A row of dims, or the one element of a log-sum-exp. */
+static void *row_of(const kvc_array *a, const int64_t at[3]) {
+    const int64_t element = at[0] * a->strides[0] + at[1] * a->strides[1] + at[2] * a->strides[2];
     return (char *)a->data + element * (int64_t)kvc_dtype_size_bytes(a->dtype);
 }
 
 static double lse_of(const parts *p, size_t i, const int64_t at[3]) {
-    return (double)*(const float *)row_of(&p->lses[i], at, 0);
+    return (double)*(const float *)row_of(&p->lses[i], at);
 }
 
 /* Σ exp(lse) over the parts as sum · exp(max), so that nothing overflows. */
@@ -89,11 +89,11 @@ static void merge_row(const kvc_array *out, const parts *p, weight all, const in
             if (lse == -INFINITY) continue; /* whatever its row holds */
             const double share = exp(lse - all.max) / all.sum;
             const kvc_array *from = &p->outs[i];
-            kvc__load_row(row, row_of(from, at, start), from->dtype, n);
+            kvc__row_load(row, row_of(from, at), from->dtype, start, n);
             for (int64_t d = 0; d < n; d++) sums[d] += share * (double)row[d];
         }
-        for (int64_t d = 0; d < n; d++) row[d] = (float)sums[d];
-        kvc__store_row(row_of(out, at, start), row, out->dtype, n);
+        for (int64_t d = 0; d < n; d++)
+            kvc__row_store(row_of(out, at), out->dtype, start + d, (float)sums[d]);
     }
 }
 
@@ -107,7 +107,7 @@ kvc_status kvc_attention_merge(kvc_array *out, kvc_array *lse, const kvc_array *
             for (at[2] = 0; at[2] < out->shape[2]; at[2]++) {
                 const weight all = weigh(&p, at);
                 merge_row(out, &p, all, at);
-                if (lse) *(float *)row_of(lse, at, 0) = (float)(all.max + log(all.sum));
+                if (lse) *(float *)row_of(lse, at) = (float)(all.max + log(all.sum));
             }
     return KVC_OK;
 }

@@ -1,14 +1,18 @@
 #include <math.h>
 
 #include "attention/kernel.h"
+#include "base/half.h"
 
 static double load(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
     return (double)kvc__load(kvc__at(rows, b, h, i, d), rows->dtype);
 }
 
 static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d, double x) {
+    char *at = kvc__at(rows, b, h, i, d);
     const float f = (float)x;
-    kvc__store_row(kvc__at(rows, b, h, i, d), &f, rows->dtype, 1);
+    if (rows->dtype == KVC_F32) *(float *)(void *)at = f;
+    else if (rows->dtype == KVC_F16) *(uint16_t *)(void *)at = kvc__f16_of_f32(f);
+    else *(uint16_t *)(void *)at = kvc__bf16_of_f32(f);
 }
 
 /* cap(scale · q[b][head][i] · k[b][head / group][j]) + slope[head] · (j - position of i) */
