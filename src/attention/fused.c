@@ -341,7 +341,7 @@ static kvc__ahead ahead_of(const work *w, int64_t lane) {
         look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
         look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
     }
-    kvc__ask(&a, KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES / element_bytes);
     return a;
 }
 
