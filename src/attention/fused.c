@@ -225,17 +225,20 @@ static void take_in(const work *w, kvc__tile *tile, int64_t first, int size, con
     w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
 }
 
+/* Tells whether a row has the mask of the row before, as the heads of a group mostly do. */
+static bool is_mask_shared(const work *w, int64_t row) {
+    return row > 0 && w->job->mask.head_stride == 0 && query_of(w, row) == query_of(w, row - 1);
+}
+
 /* What the mask keeps of what rows see, a bit a position; `seen` shrinks to its ends. */
 static void keep(const work *w, uint64_t kept[4], kvc__range seen[4], int64_t first, int64_t rows,
                  int64_t start, int64_t count) {
-    const kvc__job *job = w->job;
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t i = query_of(w, first + r);
-        /* The query heads of a group mostly share a mask. */
-        if (r > 0 && job->mask.head_stride == 0 && i == query_of(w, first + r - 1))
-            kept[r] = kept[r - 1];
+        const int64_t row = first + r;
+        if (r > 0 && is_mask_shared(w, row)) kept[r] = kept[r - 1];
         else
-            kept[r] = kvc__kept(job, w->part.sequence, head_of(w, first + r), i, start, count) &
+            kept[r] = kvc__kept(w->job, w->part.sequence, head_of(w, row), query_of(w, row), start,
+                                count) &
                       kvc__bits(seen[r]);
         seen[r] = kvc__hull(kept[r]);
     }
@@ -360,6 +363,27 @@ static void attend_lanes(const work *w) {
         }
 }
 
+/* Tells whether the mask keeps positions from all rows of a part. */
+static bool is_hidden(const work *w, int64_t start, int64_t count) {
+    for (int64_t r = 0; r < w->part.rows; r++)
+        if (!is_mask_shared(w, r) &&
+            kvc__kept(w->job, w->part.sequence, head_of(w, r), query_of(w, r), start, count) != 0)
+            return false;
+    return true;
+}
+
+/* Leaves out what a mask hides at either end of a part, such as padding: where nothing is taken in,
+ * nothing is to be asked for. */
+static void leave_out_hidden(work *w) {
+    kvc__part *part = &w->part;
+    while (part->begin < part->end) {
+        const int64_t count = smaller(part->end - part->begin, KVC__BLOCK);
+        if (is_hidden(w, part->begin, count)) part->begin += count;
+        else if (is_hidden(w, part->end - count, count)) part->end -= count;
+        else return;
+    }
+}
+
 /* Adds what another range of positions gave. A range that a row does not see has a total of 0. */
 static void merge(const work *w, const work *other) {
     for (int64_t r = 0; r < w->part.rows; r++) {
@@ -394,6 +418,7 @@ static void merge_ranges(work *w, const run *call) {
 static void attend_part(void *argument, int64_t index, int thread) {
     const run *call = argument;
     work w = begin_part(call, index, thread);
+    if (w.job->mask.data) leave_out_hidden(&w);
     attend_lanes(&w);
     if (w.part.splits > 1) {
         /* Gives what is in the slot to whoever is last, and takes what the others gave. */
