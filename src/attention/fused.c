@@ -125,6 +125,7 @@ static const uint8_t *places(const work *w) {
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const kvc__prepare_fn prepare = w->ops->prepare[dtype_slot(w)];
     for (int64_t r = 0; r < w->rows; r++) {
         const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
         const int64_t i = (w->first + r) / job->group;
@@ -136,6 +137,7 @@ static void begin_rows(const work *w) {
             load_row(&x, from + d * (int64_t)kvc_dtype_size_bytes(job->q.dtype), job->q.dtype, 1);
             q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
         }
+        if (prepare) prepare(q, w->key_width);
         w->max[r] = -INFINITY;
         w->total[r] = 0;
     }

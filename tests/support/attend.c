@@ -230,15 +230,35 @@ void test_attend(const test_problem *p, double *out, double *lse) {
                 *lse++ = attend_row(p, b, h, i, out);
 }
 
-static double largest_score(const test_problem *p) {
+/* scale · Σ |q| |k|: what errors of q are multiplied by */
+static double magnitude(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
     const test_case *c = &p->c;
-    double largest = 0;
+    const int64_t group = c->q_heads / c->kv_heads;
+    const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
+    double sum = 0;
+    for (int64_t d = 0; d < c->key_dim; d++)
+        sum += fabs(test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d));
+    return fabs(scale) * sum;
+}
+
+typedef double (*score_fn)(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j);
+
+static double largest(const test_problem *p, score_fn score) {
+    const test_case *c = &p->c;
+    double most = 0;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < c->q_heads; h++)
             for (int64_t i = 0; i < c->queries; i++)
                 for (int64_t j = 0; j < c->length; j++)
-                    largest = fmax(largest, fabs(raw_score(p, b, h, i, j)));
-    return largest;
+                    most = fmax(most, fabs(score(p, b, h, i, j)));
+    return most;
+}
+
+/* What a score may be off by, as test_compare_paths has it. */
+static double score_error(const test_problem *p) {
+    const double rounding = 2.5e-7 * largest(p, raw_score);
+    const bool splits = kvc__ops_best()->prepare[KVC__OPS_SLOT(p->c.kv_dtype)] != NULL;
+    return splits ? rounding + 0x1p-18 * largest(p, magnitude) : rounding;
 }
 
 /* Half the step between numbers of a dtype at this value. */
@@ -284,20 +304,20 @@ static void fail_at(const test_problem *p, const char *what, const int64_t at[4]
 }
 
 static void compare(const test_problem *p, const truth *right) {
-    const double score = largest_score(p), *out = right->out, *lse = right->lse;
+    const double error = score_error(p), *out = right->out, *lse = right->lse;
     double value = 0;
     FOR_EACH(&p->v.array, b, h, j, d) {
         value = fmax(value, fabs(test_get(&p->v.array, b, h, j, d))); /* no NaN */
     }
     FOR_EACH(&p->lse.array, b, h, i, d) {
         const double given = test_get(&p->lse.array, b, h, i, d), wanted = *lse++;
-        const double bound = 2e-6 + 2.5e-7 * (score + fabs(wanted));
+        const double bound = 2e-6 + error + 2.5e-7 * fabs(wanted);
         if (given != wanted && !(fabs(given - wanted) <= bound))
             fail_at(p, "lse", (int64_t[]){b, h, i, d}, given, wanted, bound);
     }
     FOR_EACH(&p->out.array, b, h, i, d) {
         const double given = test_get(&p->out.array, b, h, i, d), wanted = *out++;
-        const double exact = (2e-6 + 2.5e-7 * score) * value;
+        const double exact = (2e-6 + error) * value;
         const double bound = exact + half_step(p->c.out_dtype, fabs(wanted) + exact);
         if (!(fabs(given - wanted) <= bound))
             fail_at(p, "out", (int64_t[]){b, h, i, d}, given, wanted, bound);

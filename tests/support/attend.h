@@ -89,7 +89,9 @@ void test_attend(const test_problem *p, double *out, double *lse);
  * than rounding explains:
  *     |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype,
  * and that of the log-sum-exp, 2e-6 + 2.5e-7 · (largest |score| + |lse|).
- * A score is rounded in f32, and that error grows with it. */
+ * A score is rounded in f32, and that error grows with it. Instruction sets that split queries into
+ * two bf16 add 2^-18 · the largest scale · Σ |q| |k|: rounding a key to bf16 may take 512 times it.
+ */
 void test_compare_paths(const test_problem *p);
 
 /** Fails as test_compare_paths does, when p->out and p->lse are not what test_attend gives. */
