@@ -7,9 +7,9 @@
  * Every plan can explain itself, counts what it ran, and in strict mode refuses a path that is
  * slow.
  *
- * Causal masks are aligned to the last key: query i of n is at position p = length - n + i and sees
- * keys 0 to p, or with a window of W keys p - W + 1 to p. A query that sees no key gives zeros.
- * Keys and values that no query sees are not read.
+ * Causal masks are aligned to the last key of each sequence: query i of n is at position
+ * p = length - n + i and sees keys 0 to p, or with a window of W keys p - W + 1 to p. A query that
+ * sees no key gives zeros. Keys and values that no query sees are not read.
  *
  * Threads: one run at a time per plan.
  * @source FlashAttention's online softmax; FlashInfer's split of plan and run. */
@@ -58,10 +58,23 @@ typedef struct kvc_attention_desc {
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
  */
 typedef struct kvc_attention_extras {
-    size_t struct_size; /**< sizeof(kvc_attention_extras) */
-    kvc_array *lse;     /**< receives ln of the sum of exp(score) over what each query sees: f32
-                             [batch][q_heads][n], any strides; -inf where it sees nothing. It must
-                             not overlap another argument */
+    size_t struct_size;    /**< sizeof(kvc_attention_extras) */
+    const kvc_array *mask; /**< which keys a query sees, of those that it sees without: u8, not 0 to
+                                see it, or f32, f16, bf16, which joins the score, -inf to hide it.
+                                It broadcasts to [batch][q_heads][n][length]: 1 to 4 dimensions,
+                                any strides. What it hides does not reach a query, whatever the
+                                key and the value hold (NaN too); a number far below 0 only makes
+                                the weight 0, and 0 · NaN is NaN */
+    const kvc_array *sinks;  /**< learned logits that join the softmax as keys without values would:
+                                  [q_heads], f32, f16 or bf16, any stride; neither scaled nor capped.
+                                  -inf weighs nothing */
+    const kvc_array *slopes; /**< ALiBi: slope · (position of the key - that of the query) joins a
+                                  score, after the soft cap; [q_heads], as sinks */
+    kvc_array *lse;         /**< receives ln of the sum of exp(score) over what each query sees, its
+                                 sink included: f32 [batch][q_heads][n], any strides; -inf where it
+                                 sees nothing. It must not overlap another argument */
+    const int64_t *lengths; /**< [batch] positions in use of each sequence, 0 to those of the cache
+                                 or of k; what lies behind is not read. NULL: all, of every one */
 } kvc_attention_extras;
 
 /** Room for paths in the figures; more than there are. */
@@ -72,7 +85,8 @@ typedef struct kvc_attention_stats {
     size_t struct_size;            /**< sizeof(kvc_attention_stats), set by the caller */
     uint64_t runs[KVC_PATH_SLOTS]; /**< by kvc_path */
     uint64_t refused;              /**< runs that strict mode refused */
-    uint64_t kv_bytes;             /**< bytes of keys and values that the runs attended over */
+    uint64_t kv_bytes; /**< bytes in use of keys and values that runs attended over, those
+                            that a mask hides among them */
 } kvc_attention_stats;
 
 /** What a plan would do with a cache as it is now, and why. Sentences are for people. */
@@ -111,8 +125,9 @@ KVC_API void kvc_attention_free(kvc_attention *plan);
  *                overlap q or the cache. Its elements are written once, whatever they held.
  * @param extras  NULL for none
  * @errors KVC_E_INVALID layer, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
- *         argument and both shapes (or dtypes, strides); KVC_E_SLOW strict; KVC_E_UNSUPPORTED
- *         memory of a device other than the cpu. out and extras->lse are unchanged. */
+ *         argument and both shapes (or dtypes, strides); KVC_E_RANGE one of extras->lengths;
+ *         KVC_E_SLOW strict; KVC_E_UNSUPPORTED memory of a device other than the cpu. out and
+ *         extras->lse are unchanged. */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache,
                                                   int64_t layer, const kvc_array *q, kvc_array *out,
                                                   const kvc_attention_extras *extras);
@@ -125,6 +140,27 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
                                                      const kvc_array *v, const kvc_array *q,
                                                      kvc_array *out,
                                                      const kvc_attention_extras *extras);
+
+/** Merges partial results of the same queries over disjoint sets of keys, as if one run had seen
+ * all keys: parts by other threads, of a shared prefix, from other machines. O(count × elements of
+ * out). out = Σ exp(lses[i] - lse) · outs[i], lse = ln Σ exp(lses[i]), summed up in f64 and rounded
+ * once. What limits the result is that each lses[i] is an f32: a weight may be off by 6e-8 ·
+ * |lses[i]| of itself, about 1e-6 at the scores of usual models. A part whose lse is -inf saw
+ * nothing: its row is not read. Where all are, out is 0 and lse -inf.
+ * @param out    [batch][q_heads][n][value_dim] f32, f16 or bf16, any strides whose last is 1,
+ *               written. May be one of outs, element for element; must not overlap another
+ * @param lse    [batch][q_heads][n] f32, any strides, written; NULL when it is not wanted. May be
+ *               one of lses, as out
+ * @param outs   [count] each shaped as out, of any of these dtypes and strides, borrowed
+ * @param lses   [count] each shaped as lse: extras.lse of the runs that gave outs
+ * @param count  parts, at least 1
+ * @errors KVC_E_INVALID count, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
+ *         argument and both shapes (or dtypes, strides); KVC_E_UNSUPPORTED memory of a device other
+ *         than the cpu. Nothing is written.
+ * @source FlashInfer's merge_states, whose lse is a logarithm to base 2; here it is natural. */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_merge(kvc_array *out, kvc_array *lse,
+                                                    const kvc_array *outs, const kvc_array *lses,
+                                                    size_t count);
 
 /** Says which path a run over this layer takes, and why.
  * @param cache  NULL: the plan alone, as for keys and values in order

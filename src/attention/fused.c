@@ -2,31 +2,32 @@
  * position of one query head of the group. Work goes by blocks of positions that stay in the
  * caches while tiles of rows take them in (tile.h). */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include <kvcache/device.h>
 
+#include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
-#include "base/checked.h"
-#include "base/error.h"
-#include "base/half.h"
+#include "attention/row.h"
+#include "attention/schedule.h"
 
-enum { ROWS = 64 }; /* rows worked on together: a block of K and V serves them all */
-
-/* Rows first, first + 1, … of one kv head. Row r is query r / group of head r % group, so that what
- * a row sees never shrinks from one to the next. Pointers are to scratch. */
+/* A part at work. Row r of its kv head is query r / group of head r % group, so that what a row
+ * sees never shrinks from one to the next. Pointers are to scratch. */
 typedef struct work {
     const kvc__job *job;
     const kvc__ops *ops;
-    int64_t batch, kv_head, first, rows;
+    kvc__part part;
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
+    bool adjusts;                   /* scores are not taken as they are */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
+    int64_t block;                  /* positions taken in together, KVC__BLOCK at most */
     float *scores;                  /* [KVC__SCORES] */
-    float *q;                       /* [ROWS][key_width], scaled, in the loader's order */
+    float *q;                       /* [rows][key_width], scaled, in the loader's order */
     float *keys, *values;           /* [KVC__BLOCK][width], unless direct */
-    float *sums;                    /* [ROWS][value_width], Σ p v, in the loader's order */
-    float *max, *total;             /* [ROWS], largest score so far and Σ p */
+    float *sums;                    /* [rows][value_width], Σ p v, in the loader's order */
+    float *max, *total;             /* [rows], largest score so far and Σ p */
 } work;
 
 static int64_t round_up(int64_t n, int64_t step) {
@@ -50,67 +51,61 @@ static size_t whole_lines(size_t floats) {
     return (floats + line - 1) / line * line;
 }
 
-/* Parts of a head's positions: four parts a thread even out what threads do not share equally. */
-static int64_t choose_splits(int threads, int64_t heads, int64_t rows) {
-    const int64_t wanted = 4 * (int64_t)threads;
-    if (threads == 1 || heads >= wanted || rows > ROWS) return 1;
-    return smaller((wanted + heads - 1) / heads, 64);
-}
-
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
-                              int64_t heads, int64_t rows, int64_t key_dim, int64_t value_dim) {
+                              int64_t batch, int64_t rows, int64_t key_dim, int64_t value_dim) {
     const kvc__ops *ops = kvc__ops_best();
-    const int64_t most = smaller(rows, ROWS);
+    const int64_t most = smaller(rows, KVC__ROWS);
     const int64_t keys = round_up(key_dim, ops->unit), values = round_up(value_dim, ops->unit);
     const int64_t copies =
         is_direct(ops, dtype, key_dim, value_dim) ? 0 : KVC__BLOCK * (keys + values);
-    *out = (kvc__schedule){.ops = ops, .executor = {.threads = 1}};
+    *out = (kvc__schedule){.ops = ops, .executor = {.threads = 1}, .batch = batch};
     if (executor) out->executor = *executor;
-    out->splits = choose_splits(out->executor.threads, heads, rows);
-    out->worker_floats = whole_lines((size_t)(KVC__SCORES + most * (keys + values + 2) + copies));
-    if (out->splits > 1) out->partial_floats = whole_lines((size_t)(most * (values + 2)));
-    size_t workers, partials, parts;
-    if (kvc__mul(&workers, out->worker_floats, (size_t)out->executor.threads) &&
-        kvc__mul(&parts, (size_t)heads, (size_t)out->splits) &&
-        kvc__mul(&partials, parts, out->partial_floats) &&
-        kvc__add(&out->floats, workers, partials))
-        return KVC_OK;
-    return kvc__fail(KVC_E_RANGE, "desc: scratch for %lld heads on %d threads overflows",
-                     (long long)heads, out->executor.threads);
+    out->slot_floats = whole_lines((size_t)(most * (values + 2)));
+    out->worker_floats =
+        whole_lines((size_t)(KVC__SCORES + most * keys + copies)) + out->slot_floats;
+    return kvc__schedule_size(out);
 }
 
-/* partial: where sums, max and total go; NULL for the worker's own scratch. */
-static void lay_out(work *w, const kvc__job *job, const kvc__ops *ops, float *scratch,
-                    float *partial) {
-    const int64_t most = smaller(job->group * job->queries, ROWS);
-    w->job = job;
-    w->ops = ops;
-    w->key_width = round_up(job->key_dim, ops->unit);
-    w->value_width = round_up(job->value_dim, ops->unit);
-    w->direct = is_direct(ops, job->k.dtype, job->key_dim, job->value_dim);
-    w->scores = scratch;
-    w->q = w->scores + KVC__SCORES;
-    w->keys = w->q + most * w->key_width;
-    w->values = w->direct ? w->keys : w->keys + KVC__BLOCK * w->key_width;
-    float *end = w->direct ? w->keys : w->values + KVC__BLOCK * w->value_width;
-    w->sums = partial ? partial : end;
+/* One run, as its parts see it. */
+typedef struct run {
+    const kvc__schedule *schedule;
+    kvc__division division;
+} run;
+
+static void lay_out_sums(work *w, float *at) {
+    const int64_t most = smaller(w->job->group * w->job->queries, KVC__ROWS);
+    w->sums = at;
     w->max = w->sums + most * w->value_width;
     w->total = w->max + most;
 }
 
-/* dst[0..n) = src[0..n) in f32 */
-static void load_row(float *restrict dst, const void *restrict src, kvc_dtype dtype, int64_t n) {
-    const uint16_t *restrict words = src;
-    if (dtype == KVC_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
-    else if (dtype == KVC_F16)
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_f16(words[d]);
-    else
-        for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_bf16(words[d]);
+/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
+ * With many, work on a block costs more than its memory. */
+static int64_t choose_block(int64_t rows) {
+    return rows > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
 }
 
-static void store_element(void *row, kvc_dtype dtype, int64_t d, float x) {
-    if (dtype == KVC_F32) ((float *)row)[d] = x;
-    else ((uint16_t *)row)[d] = dtype == KVC_F16 ? kvc__f16_of_f32(x) : kvc__bf16_of_f32(x);
+/* A part that is one of several leaves its sums in its slot. */
+static work begin_part(const run *call, int64_t index, int thread) {
+    const kvc__division *d = &call->division;
+    const kvc__schedule *s = call->schedule;
+    const kvc__job *job = d->job;
+    const int64_t most = smaller(job->group * job->queries, KVC__ROWS);
+    work w = {.job = job, .ops = s->ops, .part = kvc__division_part(d, index)};
+    w.key_width = round_up(job->key_dim, w.ops->unit);
+    w.value_width = round_up(job->value_dim, w.ops->unit);
+    w.adjusts = job->softcap > 0 || kvc__adjusts(job);
+    w.direct = is_direct(w.ops, job->k.dtype, job->key_dim, job->value_dim);
+    w.block = choose_block(w.part.rows);
+    w.scores = d->workers + (size_t)thread * s->worker_floats;
+    w.q = w.scores + KVC__SCORES;
+    if (!w.direct) {
+        w.keys = w.q + most * w.key_width;
+        w.values = w.keys + KVC__BLOCK * w.key_width;
+    }
+    lay_out_sums(&w, w.part.splits > 1 ? d->slots + (size_t)w.part.slot * s->slot_floats
+                                       : w.scores + s->worker_floats - s->slot_floats);
+    return w;
 }
 
 /* What tiles see of K and V, and where they want element i of a unit. */
@@ -122,59 +117,69 @@ static const uint8_t *places(const work *w) {
     return w->ops->place[dtype_slot(w)];
 }
 
+/* The query head and the query of a row. */
+static int64_t head_of(const work *w, int64_t row) {
+    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
+}
+
+static int64_t query_of(const work *w, int64_t row) {
+    return (w->part.row + row) / w->job->group;
+}
+
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
     const kvc__prepare_fn prepare = w->ops->prepare[dtype_slot(w)];
-    for (int64_t r = 0; r < w->rows; r++) {
-        const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
-        const int64_t i = (w->first + r) / job->group;
+    const uint8_t *place = places(w);
+    for (int64_t r = 0; r < w->part.rows; r++) {
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         float *q = w->q + r * w->key_width;
-        const char *from = kvc__at(&job->q, w->batch, head, i, 0);
+        const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         memset(q, 0, (size_t)w->key_width * sizeof *q);
-        for (int64_t d = 0; d < job->key_dim; d++) {
-            float x;
-            load_row(&x, from + d * (int64_t)kvc_dtype_size_bytes(job->q.dtype), job->q.dtype, 1);
-            q[d / unit * unit + places(w)[d % unit]] = x * job->scale;
+        for (int64_t d = 0; d < job->key_dim; d += unit) {
+            const int64_t n = smaller(unit, job->key_dim - d);
+            float x[KVC__UNIT_MOST];
+            kvc__row_load(x, from, job->q.dtype, d, n);
+            for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
         }
         if (prepare) prepare(q, w->key_width);
-        w->max[r] = -INFINITY;
-        w->total[r] = 0;
+        /* A sink counts once, however many ranges merge. */
+        w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
+        w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;
     }
-    memset(w->sums, 0, (size_t)(w->rows * w->value_width) * sizeof *w->sums);
+    memset(w->sums, 0, (size_t)(w->part.rows * w->value_width) * sizeof *w->sums);
 }
 
 static void end_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
-    for (int64_t r = 0; r < w->rows; r++) {
-        const int64_t head = w->kv_head * job->group + (w->first + r) % job->group;
-        const int64_t i = (w->first + r) / job->group;
+    const uint8_t *place = places(w);
+    for (int64_t r = 0; r < w->part.rows; r++) {
+        const int64_t head = head_of(w, r), i = query_of(w, r);
         const float *sums = w->sums + r * w->value_width;
-        char *out = kvc__at(&job->out, w->batch, head, i, 0);
+        char *out = kvc__at(&job->out, w->part.sequence, head, i, 0);
         /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
          * its sums are (0 · inf is NaN). */
         const bool blind = w->total[r] == 0;
         const float scale = 1 / w->total[r];
-        for (int64_t d = 0; d < job->value_dim; d++) {
-            const float sum = sums[d / unit * unit + places(w)[d % unit]];
-            store_element(out, job->out.dtype, d, blind ? 0 : sum * scale);
-        }
-        kvc__store_lse(job, w->batch, head, i, (double)w->max[r], (double)w->total[r]);
+        for (int64_t d = 0; d < job->value_dim; d += unit)
+            for (int64_t e = 0; e < smaller(unit, job->value_dim - d); e++)
+                kvc__row_store(out, job->out.dtype, d + e, blind ? 0 : sums[d + place[e]] * scale);
+        kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
 
 /* Positions of K or V as tiles read them: where they lie, or copied. */
 static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, int64_t width,
                            float *copy, int64_t start, int64_t count) {
-    const char *from = kvc__at(rows, w->batch, w->kv_head, start, 0);
+    const char *from = kvc__at(rows, w->part.sequence, w->part.kv_head, start, 0);
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    if (w->direct) return (kvc__block){from, step, count};
+    if (w->direct) return (kvc__block){from, step, count, NULL};
     for (int64_t j = 0; j < count; j++) {
-        load_row(copy + j * width, from + j * step, rows->dtype, dim);
+        kvc__row_load(copy + j * width, from + j * step, rows->dtype, 0, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
-    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count};
+    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, NULL};
 }
 
 /* What rows of a tile see of a block; tells whether it is anything. */
@@ -182,7 +187,7 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
                       int64_t count) {
     bool any = false;
     for (int64_t r = 0; r < rows; r++) {
-        const kvc__range all = kvc__seen(w->job, (w->first + first + r) / w->job->group);
+        const kvc__range all = kvc__seen(w->job, w->part.sequence, query_of(w, first + r));
         const int64_t end = smaller(larger(all.end - start, 0), count);
         seen[r] = (kvc__range){smaller(larger(all.begin - start, 0), end), end};
         any = any || seen[r].begin < end;
@@ -190,17 +195,102 @@ static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t 
     return any;
 }
 
-static void attend_block(const work *w, int64_t start, int64_t count) {
+/* Scores of a tile to what the job makes of them. */
+static void adjust_tile(const work *w, int64_t first, int64_t rows, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    const kvc__block v =
-        block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
+    if (!kvc__adjusts(job)) return;
+    for (int64_t r = 0; r < rows; r++)
+        kvc__adjust(job, w->part.sequence, head_of(w, first + r), query_of(w, first + r), start,
+                    count, w->scores + r, rows);
+}
+
+static void take_in(const work *w, kvc__tile *tile, int64_t first, int size, const kvc__block *k,
+                    const kvc__block *v, const kvc__range *seen, int64_t start) {
     const int slot = dtype_slot(w);
+    float factor[4];
+    w->ops->score[slot][size](tile, k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, (int64_t)1 << size, start, k->count);
+    w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+}
+
+/* What the mask keeps of what rows see, a bit a position; `seen` shrinks to its ends. */
+static void keep(const work *w, uint64_t kept[4], kvc__range seen[4], int64_t first, int64_t rows,
+                 int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t i = query_of(w, first + r);
+        /* The query heads of a group mostly share a mask. */
+        if (r > 0 && job->mask.head_stride == 0 && i == query_of(w, first + r - 1))
+            kept[r] = kept[r - 1];
+        else
+            kept[r] = kvc__kept(job, w->part.sequence, head_of(w, first + r), i, start, count) &
+                      kvc__bits(seen[r]);
+        seen[r] = kvc__hull(kept[r]);
+    }
+}
+
+/* Some of a block's positions. */
+static kvc__block narrow(const kvc__block *block, kvc__range to) {
+    kvc__block some = *block;
+    some.data += to.begin * block->step_bytes;
+    some.count = to.end - to.begin;
+    return some;
+}
+
+/* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
+ * before or behind all of that read. */
+static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int size,
+                           const kvc__block *k_block, const kvc__block *v_block, kvc__range *seen,
+                           int64_t start) {
+    static const float ones[4] = {1, 1, 1, 1};
+    const int slot = dtype_slot(w);
+    const int64_t rows = (int64_t)1 << size;
+    uint64_t kept[4], any = 0, gaps = 0;
+    float own[4];
+    keep(w, kept, seen, first, rows, start, k_block->count);
+    for (int64_t r = 0; r < rows; r++) {
+        any |= kept[r];
+        gaps |= kept[r] ^ kvc__bits(seen[r]);
+    }
+    if (any == 0) return;
+    const kvc__range hull = kvc__hull(any);
+    const kvc__block k = narrow(k_block, hull), v = narrow(v_block, hull);
+    for (int64_t r = 0; r < rows; r++) {
+        kept[r] >>= hull.begin;
+        seen[r] = kvc__hull(kept[r]);
+    }
+    start += hull.begin;
+    if (gaps == 0) {
+        take_in(w, tile, first, size, &k, &v, seen, start);
+        return;
+    }
+    w->ops->score[slot][size](tile, &k, w->scores);
+    if (w->adjusts) adjust_tile(w, first, rows, start, k.count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k.count, w->scores + r, rows);
+    w->ops->soften[size](tile, seen, k.count, w->scores, own);
+    const float *factor = own; /* due once */
+    for (; any; factor = ones) {
+        any = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            seen[r] = kvc__next_run(&kept[r]);
+            any |= kept[r];
+        }
+        w->ops->weigh[slot][size](tile, &v, seen, w->scores, factor);
+    }
+}
+
+static void attend_block(const work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    kvc__block v = block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    k.ahead = v.ahead = ahead;
     int64_t rows;
-    for (int64_t r = 0; r < w->rows; r += rows) {
-        const int size = w->rows - r >= 4 ? 2 : w->rows - r >= 2 ? 1 : 0; /* log2 of its rows */
+    for (int64_t r = 0; r < w->part.rows; r += rows) {
+        const int64_t left = w->part.rows - r;
+        const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
         kvc__range seen[4];
-        float factor[4];
         rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = {w->q + r * w->key_width,
@@ -209,62 +299,58 @@ static void attend_block(const work *w, int64_t start, int64_t count) {
                           w->total + r,
                           w->key_width,
                           w->value_width};
-        w->ops->score[slot][size](&tile, &k, w->scores);
-        if (job->softcap > 0) w->ops->cap(w->scores, count * rows, job->softcap);
-        w->ops->soften[size](&tile, seen, count, w->scores, factor);
-        w->ops->weigh[slot][size](&tile, &v, seen, w->scores, factor);
+        if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
+        else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
 }
 
-/* One run, as its parts see it. */
-typedef struct run {
-    const kvc__job *job;
-    const kvc__schedule *schedule;
-    float *workers, *partials;
-    int64_t row_blocks;
-} run;
+/* Lanes are ranges of a part's positions that are taken in by turns. */
+enum { LANES = KVC__STREAMS / 2, DISTANCE_BYTES = 2048 };
 
-/* Finds the rows of a part; returns which range of positions it takes. */
-static int64_t find_part(work *w, const run *call, int64_t index) {
-    const int64_t rows = call->job->group * call->job->queries;
-    const int64_t split = index % call->schedule->splits;
-    index /= call->schedule->splits;
-    w->first = index % call->row_blocks * ROWS;
-    w->rows = smaller(ROWS, rows - w->first);
-    index /= call->row_blocks;
-    w->kv_head = index % call->job->kv_heads;
-    w->batch = index / call->job->kv_heads;
-    return split;
+static void look_ahead(kvc__ahead *a, int stream, const work *w, const kvc__rows *rows, int64_t dim,
+                       int64_t width, int64_t position) {
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    a->at[stream] = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
+    a->width[stream] = width;
+    a->row_bytes[stream] = dim * element_bytes;
+    a->step_bytes[stream] = rows->position_stride * element_bytes;
 }
 
-static float *partial_of(const run *call, int64_t index) {
-    return call->schedule->splits == 1
-               ? NULL
-               : call->partials + (size_t)index * call->schedule->partial_floats;
+/* What is asked for runs over the end of a lane a little: a prefetch may. */
+static kvc__ahead ahead_of(const work *w, int64_t lane) {
+    const kvc__job *job = w->job;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    const bool alike = w->direct && job->key_dim == job->value_dim &&
+                       job->k.position_stride == job->key_dim &&
+                       job->v.position_stride == job->value_dim;
+    kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
+    for (int i = 0; i < LANES; i++) {
+        const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+    }
+    kvc__ask(&a, KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    return a;
 }
 
-static void attend_part(void *argument, int64_t index, int thread) {
-    const run *call = argument;
-    const kvc__schedule *schedule = call->schedule;
-    work w;
-    lay_out(&w, call->job, schedule->ops, call->workers + (size_t)thread * schedule->worker_floats,
-            partial_of(call, index));
-    const int64_t split = find_part(&w, call, index);
-    /* What any row sees: no row begins before the first, or ends behind the last. */
-    const int64_t begin = kvc__seen(call->job, w.first / call->job->group).begin;
-    const int64_t end = kvc__seen(call->job, (w.first + w.rows - 1) / call->job->group).end;
-    const int64_t range =
-        round_up((end - begin + schedule->splits - 1) / schedule->splits, KVC__BLOCK);
-    const int64_t own_end = smaller(end, begin + (split + 1) * range);
-    begin_rows(&w);
-    for (int64_t start = begin + split * range; start < own_end; start += KVC__BLOCK)
-        attend_block(&w, start, smaller(KVC__BLOCK, own_end - start));
-    if (schedule->splits == 1) end_rows(&w);
+/* Takes in the positions of a part. */
+static void attend_lanes(const work *w) {
+    const int64_t begin = w->part.begin, end = w->part.end;
+    /* Half a block more keeps the lanes from the same sets of the cache. */
+    const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
+    kvc__ahead ahead = ahead_of(w, lane);
+    begin_rows(w);
+    for (int64_t at = begin; at < begin + lane; at += w->block)
+        for (int i = 0; i < LANES; i++) {
+            const int64_t start = at + i * lane;
+            const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
+            if (start < stop) attend_block(w, &ahead, start, stop - start);
+        }
 }
 
 /* Adds what another range of positions gave. A range that a row does not see has a total of 0. */
 static void merge(const work *w, const work *other) {
-    for (int64_t r = 0; r < w->rows; r++) {
+    for (int64_t r = 0; r < w->part.rows; r++) {
         float *sums = w->sums + r * w->value_width;
         const float *more = other->sums + r * w->value_width;
         if (other->total[r] == 0) continue;
@@ -279,34 +365,39 @@ static void merge(const work *w, const work *other) {
     }
 }
 
-static void merge_parts(const run *call, int64_t heads) {
-    const kvc__schedule *schedule = call->schedule;
-    for (int64_t head = 0; head < heads; head++) {
-        const int64_t first = head * schedule->splits;
-        work w, other;
-        lay_out(&w, call->job, schedule->ops, call->workers, partial_of(call, first));
-        (void)find_part(&w, call, first);
-        for (int64_t split = 1; split < schedule->splits; split++) {
-            lay_out(&other, call->job, schedule->ops, call->workers,
-                    partial_of(call, first + split));
-            merge(&w, &other);
-        }
-        end_rows(&w);
+/* Merges all ranges of a part's rows, in the order of positions: who is last to end does not
+ * matter. */
+static void merge_ranges(work *w, const run *call) {
+    const kvc__part *part = &w->part;
+    float *first = call->division.slots + (size_t)part->first_slot * call->schedule->slot_floats;
+    const size_t step = (size_t)part->step * call->schedule->slot_floats;
+    work other = *w;
+    lay_out_sums(w, first);
+    for (int64_t split = 1; split < part->splits; split++) {
+        lay_out_sums(&other, first + (size_t)split * step);
+        merge(w, &other);
     }
 }
 
-void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, float *scratch) {
+static void attend_part(void *argument, int64_t index, int thread) {
+    const run *call = argument;
+    work w = begin_part(call, index, thread);
+    attend_lanes(&w);
+    if (w.part.splits > 1) {
+        /* Gives what is in the slot to whoever is last, and takes what the others gave. */
+        _Atomic int *left = &call->division.left[w.part.first_slot];
+        if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) > 1) return;
+        merge_ranges(&w, call);
+    }
+    end_rows(&w);
+}
+
+void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, void *scratch) {
     const kvc_executor *executor = &schedule->executor;
-    const int64_t heads = job->batch * job->kv_heads;
-    run call = {.job = job,
-                .schedule = schedule,
-                .row_blocks = (job->group * job->queries + ROWS - 1) / ROWS};
-    call.workers = scratch;
-    call.partials = scratch + schedule->worker_floats * (size_t)executor->threads;
-    const int64_t parts = heads * call.row_blocks * schedule->splits;
+    run call = {.schedule = schedule, .division = kvc__divide(job, schedule, scratch)};
+    const int64_t parts = call.division.parts;
     if (executor->parallel_for)
         executor->parallel_for(executor->context, parts, attend_part, &call);
     else
         for (int64_t i = 0; i < parts; i++) attend_part(&call, i, 0);
-    if (schedule->splits > 1) merge_parts(&call, heads);
 }

@@ -94,21 +94,16 @@ static kvc_status choose_path(kvc_path *out, const kvc_attention_desc *d) {
  * which keys and values may fall back to. */
 static kvc_status schedule(kvc__schedule *out, size_t *bytes, const kvc_attention_desc *d,
                            const kvc_executor *executor, kvc_path path) {
-    *out = (kvc__schedule){.splits = 1, .executor = {.threads = 1}};
+    *out = (kvc__schedule){.executor = {.threads = 1}};
     if (!kvc__mul(bytes, (size_t)d->value_dim, sizeof(double)))
         return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
                          (long long)d->value_dim);
     if (path != KVC_PATH_FUSED) return KVC_OK;
-    int64_t rows, heads;
-    size_t fused;
+    int64_t rows;
     if (!kvc__mul_i64(&rows, d->q_heads / d->kv_heads, d->max_q_len)) rows = INT64_MAX;
-    if (!kvc__mul_i64(&heads, d->batch, d->kv_heads))
-        return kvc__fail(KVC_E_RANGE, "desc: batch %lld × kv_heads %lld overflows",
-                         (long long)d->batch, (long long)d->kv_heads);
-    KVC_TRY(kvc__schedule_init(out, executor, d->kv_dtype, heads, rows, d->key_dim, d->value_dim));
-    if (!kvc__mul(&fused, out->floats, sizeof(float)))
-        return kvc__fail(KVC_E_RANGE, "desc: scratch of %zu floats overflows", out->floats);
-    if (*bytes < fused) *bytes = fused;
+    KVC_TRY(
+        kvc__schedule_init(out, executor, d->kv_dtype, d->batch, rows, d->key_dim, d->value_dim));
+    if (*bytes < out->bytes) *bytes = out->bytes;
     return KVC_OK;
 }
 

@@ -161,8 +161,12 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     }
     const uint64_t row_bytes =
         (uint64_t)(job->key_dim + job->value_dim) * kvc_dtype_size_bytes(plan->desc.kv_dtype);
-    const int64_t seen = kvc__seen(job, job->queries - 1).end - kvc__seen(job, 0).begin;
-    const uint64_t kv_bytes = (uint64_t)(job->batch * job->kv_heads) * (uint64_t)seen * row_bytes;
+    uint64_t positions = 0;
+    for (int64_t b = 0; b < job->batch; b++) {
+        const kvc__range seen = kvc__reach(job, b, 0, job->queries - 1);
+        positions += (uint64_t)(seen.end - seen.begin);
+    }
+    const uint64_t kv_bytes = (uint64_t)job->kv_heads * positions * row_bytes;
     const uint64_t start = kvc__span_begin();
     if (path == KVC_PATH_FUSED) kvc__attend_fused(job, &plan->schedule, plan->scratch);
     else kvc__attend_reference(job, plan->scratch);

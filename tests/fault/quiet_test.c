@@ -237,6 +237,82 @@ static void attention__of_every_run_is_quiet(void **state) {
             for (int i = 0; i < 3; i++) attend_quietly(path, growth, dtypes[i]);
 }
 
+/* A batch whose sequences differ in length, from step to step; each step in two parts that are
+ * merged. */
+typedef struct ragged {
+    kvc_attention *plan;
+    kvc_array k, v, q, outs[2], lses[2];
+} ragged;
+
+enum { BATCH = 4, STEPS = 10, TURNS = 16 };
+
+static bool attend_ragged(void *context) {
+    ragged *r = context;
+    int64_t lengths[BATCH];
+    for (int64_t step = 0; step < STEPS; step++) {
+        for (int part = 0; part < 2; part++) {
+            for (int64_t b = 0; b < BATCH; b++)
+                lengths[b] = (step * (b + 1 + part) * 37) % (POSITIONS + 1);
+            const kvc_attention_extras extras = {
+                .struct_size = sizeof extras, .lse = &r->lses[part], .lengths = lengths};
+            if (kvc_attention_run_kv(r->plan, &r->k, &r->v, &r->q, &r->outs[part], &extras) !=
+                KVC_OK)
+                return false;
+        }
+        if (kvc_attention_merge(&r->outs[0], &r->lses[0], r->outs, r->lses, 2) != KVC_OK)
+            return false;
+    }
+    return true;
+}
+
+/* Many threads in name, one in fact: what is cut for them is merged. */
+static void take_turns(void *context, int64_t count, kvc_task_fn task, void *argument) {
+    (void)context;
+    for (int64_t i = 0; i < count; i++) task(argument, i, (int)(i % TURNS));
+}
+
+static kvc_array borrow(const void *data, kvc_dtype dtype, int64_t heads, int64_t n, int64_t dim) {
+    kvc_array a;
+    assert_ok(kvc_array_borrow(&a, dtype, 4, (const int64_t[4]){BATCH, heads, n, dim}, NULL, data));
+    return a;
+}
+
+static void attend_ragged_quietly(kvc_path path, kvc_dtype dtype, const kvc_executor *executor) {
+    static float k[BATCH * HEADS * POSITIONS * KEY_DIM], v[BATCH * HEADS * POSITIONS * VALUE_DIM];
+    static float q[BATCH * Q_HEADS * KEY_DIM], out[2][BATCH * Q_HEADS * VALUE_DIM];
+    static float lse[2][BATCH * Q_HEADS];
+    ragged r = {.k = borrow(k, dtype, HEADS, POSITIONS, KEY_DIM),
+                .v = borrow(v, dtype, HEADS, POSITIONS, VALUE_DIM),
+                .q = borrow(q, KVC_F32, Q_HEADS, 1, KEY_DIM)};
+    for (int part = 0; part < 2; part++) {
+        r.outs[part] = borrow(out[part], KVC_F32, Q_HEADS, 1, VALUE_DIM);
+        r.lses[part] = borrow(lse[part], KVC_F32, Q_HEADS, 1, 1);
+        r.lses[part].ndim = 3;
+    }
+    const kvc_attention_desc desc = {.struct_size = sizeof desc,
+                                     .batch = BATCH,
+                                     .q_heads = Q_HEADS,
+                                     .kv_heads = HEADS,
+                                     .key_dim = KEY_DIM,
+                                     .value_dim = VALUE_DIM,
+                                     .kv_dtype = dtype,
+                                     .path = path,
+                                     .executor = executor};
+    assert_ok(kvc_attention_plan(&r.plan, &desc));
+    assert_quiet(attend_ragged, &r);
+    kvc_attention_free(r.plan);
+}
+
+static void attention__of_ragged_batches_is_quiet(void **state) {
+    (void)state;
+    const kvc_executor turns = {sizeof turns, NULL, TURNS, take_turns};
+    for (kvc_path path = KVC_PATH_REFERENCE; path <= KVC_PATH_FUSED; path++)
+        for (int i = 0; i < 3; i++) {
+            attend_ragged_quietly(path, dtypes[i], NULL);
+            attend_ragged_quietly(path, dtypes[i], &turns);
+        }
+}
+
 /* Small enough for malloc, mapped, and on huge pages. */
 static const size_t buffer_bytes[3] = {100, (size_t)1 << 20, (size_t)8 << 20};
 
@@ -268,6 +344,7 @@ int main(void) {
         cmocka_unit_test(append__that_grows_in_a_cold_pool_is_heard),
         cmocka_unit_test(cache__in_steady_use_is_quiet_in_every_call),
         cmocka_unit_test(attention__of_every_run_is_quiet),
+        cmocka_unit_test(attention__of_ragged_batches_is_quiet),
         cmocka_unit_test(pool__a_hit_is_quiet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,7 +16,7 @@
 #include "base/half.h"
 
 /* Keys at a time: with four rows, their sums take 16 of the 32 registers. */
-enum { KEYS = 8, PAIRS = KEYS / 2, PREFETCH_ROWS = 8, LINE_BYTES = 64 };
+enum { KEYS = 8, PAIRS = KEYS / 2 };
 
 static inline bfloat16x8_t load(const void *from) {
     bfloat16x8_t x;
@@ -73,9 +73,8 @@ score_keys(float *restrict s, const kvc__tile *t, const kvc__block *k, int64_t j
         /* Beyond the last key the last is taken again: nobody looks at those scores. */
         const int64_t at = j + i < k->count ? j + i : k->count - 1;
         row[i] = k->data + at * k->step_bytes;
-        for (int64_t line = 0; line < 2 * t->key_width; line += LINE_BYTES)
-            __builtin_prefetch(row[i] + PREFETCH_ROWS * k->step_bytes + line, 0, 3);
     }
+    kvc__ask(k->ahead, KEYS * t->key_width);
     for (int r = 0; r < R; r++)
         for (int i = 0; i < PAIRS; i++) sum[r][i] = vdupq_n_f32(0);
     for (int64_t d = 0; d < t->key_width; d += 8) {
