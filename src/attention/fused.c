@@ -139,6 +139,7 @@ static const uint8_t *places(const work *w) {
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
+    const kvc__prepare_fn prepare = w->ops->prepare[dtype_slot(w)];
     const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = head_of(w, r), i = query_of(w, r);
@@ -151,6 +152,7 @@ static void begin_rows(const work *w) {
             kvc__row_load(x, from, job->q.dtype, d, n);
             for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
         }
+        if (prepare) prepare(q, w->key_width);
         /* A sink counts once, however many ranges merge. */
         w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
         w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;

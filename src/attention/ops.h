@@ -22,12 +22,15 @@
 /** R rows at work, R in {1, 2, 4}. Widths are dims rounded up to whole units, the rest zeros;
  * elements of a unit lie in the order of the loader. */
 typedef struct kvc__tile {
-    const float *q; /**< [R][key_width], scaled */
+    const float *q; /**< [R][key_width], scaled, prepared */
     float *sums;    /**< [R][value_width], Σ p v */
     float *max;     /**< [R], largest score so far */
     float *total;   /**< [R], Σ p */
     int64_t key_width, value_width;
 } kvc__tile;
+
+/** Rewrites a query in place, as a set's score loops want it. */
+typedef void (*kvc__prepare_fn)(float *q, int64_t width);
 
 /** Rows read at the same time: keys and values of two ranges of positions. */
 #define KVC__STREAMS 4
@@ -114,6 +117,7 @@ typedef struct kvc__ops {
     char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
     char remedy[96];  /**< what to do about that; "" where nothing */
     int unit;         /**< elements that a loader takes at a time */
+    kvc__prepare_fn prepare[3];         /**< [f32, f16, bf16]; NULL: as it is */
     kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[3][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
@@ -134,5 +138,6 @@ void kvc__ops_choose(kvc__ops *out, const char *cap);
 void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
 void kvc__ops_neon(kvc__ops *ops);
+void kvc__ops_neon_bf16(kvc__ops *ops);
 
 #endif
