@@ -314,6 +314,8 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
     }
 }
 
+#include "attention/panel.h"
+
 static void fill_ops(kvc__ops *ops) {
     *ops = (kvc__ops){
         .unit = 2 * W,
@@ -324,6 +326,7 @@ static void fill_ops(kvc__ops *ops) {
     };
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
+    fill_panels(ops);
 #if TILES_F16
     const kvc__score_fn scores[KVC__TILES] = SCORES(f16);
     const kvc__weigh_fn weighs[KVC__TILES] = WEIGHS(f16);
