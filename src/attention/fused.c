@@ -13,8 +13,9 @@
 #include "attention/schedule.h"
 #include "attention/work.h"
 
-/* Most rows of a part, which a block of K and V serves all. */
-enum { TILE_ROWS = 64, PANEL_ROWS = 192 };
+/* Most rows of a part, which a block of K and V serves all. Those of panels stay in a cache of some
+ * 512 KiB together with it. */
+enum { TILE_ROWS = 64, PANEL_ROWS = 384, WIDE_PANEL_ROWS = 192, WIDE = 2 * 128 };
 
 /* What lies between rows of a copy: a line, so that a column is spread over the sets of a cache. */
 enum { PAD = KVC_ALIGNMENT_BYTES / sizeof(float) };
@@ -42,10 +43,12 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc_dtype dtype, int64_
                       int64_t key_dim, int64_t value_dim) {
     const bool many = rows >= 2 * ops->lanes; /* below, panels would leave too many lanes idle */
     w->ops = ops;
-    w->panel = many ? KVC__PANEL_VECTORS * ops->lanes : 1;
-    w->most = round_up(smaller(rows, many ? PANEL_ROWS : TILE_ROWS), w->panel);
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
+    w->panel = many ? KVC__PANEL_VECTORS * ops->lanes : 1;
+    const bool wide = w->key_width + w->value_width > WIDE;
+    const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
+    w->most = round_up(smaller(rows, most), w->panel);
     w->direct = !many && is_direct(ops, dtype, key_dim, value_dim);
 }
 
