@@ -5,7 +5,7 @@
 SECONDS ?= 60
 DESTDIR ?=
 
-.PHONY: all check demo debug asan tsan clang lint format docs fuzz soak install clean help
+.PHONY: all check demo debug asan tsan clang arm lint format docs fuzz soak install clean help
 
 all: ## Build the release: build/kvcache, build/libkvcache.so, build/libkvcache.a
 	@scripts/build release
@@ -25,6 +25,11 @@ debug asan tsan: ## Build with assertions, or a sanitizer too, in build-<name>/,
 clang: ## Build by clang in build-clang/, and test
 	@scripts/setup clang
 	@scripts/check clang
+
+arm: ## Build for AArch64 in build-arm/, and test under emulation
+	@scripts/setup arm
+	@scripts/arm-libraries
+	@scripts/check arm
 
 lint: ## Check format, layers, words, scripts, man pages and docs
 	@scripts/setup lint

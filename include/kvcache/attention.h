@@ -58,10 +58,21 @@ typedef struct kvc_attention_desc {
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
  */
 typedef struct kvc_attention_extras {
-    size_t struct_size;     /**< sizeof(kvc_attention_extras) */
-    kvc_array *lse;         /**< receives ln of the sum of exp(score) over what each query sees: f32
-                                 [batch][q_heads][n], any strides; -inf where it sees nothing. It
-                                 must not overlap another argument */
+    size_t struct_size;    /**< sizeof(kvc_attention_extras) */
+    const kvc_array *mask; /**< which keys a query sees, of those that it sees without: u8, not 0 to
+                                see it, or f32, f16, bf16, which joins the score, -inf to hide it.
+                                It broadcasts to [batch][q_heads][n][length]: 1 to 4 dimensions,
+                                any strides. What it hides does not reach a query, whatever the
+                                key and the value hold (NaN too); a number far below 0 only makes
+                                the weight 0, and 0 · NaN is NaN */
+    const kvc_array *sinks;  /**< learned logits that join the softmax as keys without values would:
+                                  [q_heads], f32, f16 or bf16, any stride; neither scaled nor capped.
+                                  -inf weighs nothing */
+    const kvc_array *slopes; /**< ALiBi: slope · (position of the key - that of the query) joins a
+                                  score, after the soft cap; [q_heads], as sinks */
+    kvc_array *lse;         /**< receives ln of the sum of exp(score) over what each query sees, its
+                                 sink included: f32 [batch][q_heads][n], any strides; -inf where it
+                                 sees nothing. It must not overlap another argument */
     const int64_t *lengths; /**< [batch] positions in use of each sequence, 0 to those of the cache
                                  or of k; what lies behind is not read. NULL: all, of every one */
 } kvc_attention_extras;
@@ -74,7 +85,8 @@ typedef struct kvc_attention_stats {
     size_t struct_size;            /**< sizeof(kvc_attention_stats), set by the caller */
     uint64_t runs[KVC_PATH_SLOTS]; /**< by kvc_path */
     uint64_t refused;              /**< runs that strict mode refused */
-    uint64_t kv_bytes;             /**< bytes in use of keys and values that runs attended over */
+    uint64_t kv_bytes; /**< bytes in use of keys and values that runs attended over, those
+                            that a mask hides among them */
 } kvc_attention_stats;
 
 /** What a plan would do with a cache as it is now, and why. Sentences are for people. */

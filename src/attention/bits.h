@@ -24,4 +24,10 @@ static inline kvc__range kvc__next_run(uint64_t *bits) {
     return run;
 }
 
+/** Returns from the first bit that is set to the last. */
+static inline kvc__range kvc__hull(uint64_t bits) {
+    if (bits == 0) return (kvc__range){0, 0};
+    return (kvc__range){__builtin_ctzll(bits), 64 - __builtin_clzll(bits)};
+}
+
 #endif

@@ -7,6 +7,7 @@
 
 #include <kvcache/device.h>
 
+#include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
 #include "attention/row.h"
@@ -16,9 +17,6 @@
 /* Most rows of a part, which a block of K and V serves all. Those of panels stay in a cache of some
  * 512 KiB together with it. */
 enum { TILE_ROWS = 64, PANEL_ROWS = 384, WIDE_PANEL_ROWS = 192, WIDE = 2 * 128 };
-
-/* What lies between rows of a copy: a line, so that a column is spread over the sets of a cache. */
-enum { PAD = KVC_ALIGNMENT_BYTES / sizeof(float) };
 
 static int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
@@ -38,7 +36,13 @@ static size_t whole_lines(size_t floats) {
     return (floats + line - 1) / line * line;
 }
 
-/* Chooses what is to work on the rows of a head, and what scratch it has. */
+/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
+ * With many, work on a block costs more than its memory. */
+static int64_t choose_block(int64_t rows) {
+    return rows > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
+}
+
+/* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc_dtype dtype, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
     const bool many = rows >= 2 * ops->lanes; /* below, panels would leave too many lanes idle */
@@ -57,11 +61,7 @@ static int64_t score_floats(const kvc__work *w) {
 }
 
 static int64_t copy_floats(const kvc__work *w, int64_t width) {
-    return w->direct ? 0 : KVC__BLOCK * (width + PAD);
-}
-
-static int64_t sum_floats(const kvc__work *w) {
-    return w->most * (w->value_width + 2);
+    return w->direct ? 0 : KVC__BLOCK * (width + KVC__WORK_PAD);
 }
 
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
@@ -70,11 +70,11 @@ kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, 
     set_sizes(&w, kvc__ops_best(), dtype, rows, key_dim, value_dim);
     *out = (kvc__schedule){.ops = w.ops, .executor = {.threads = 1}, .batch = batch};
     if (executor) out->executor = *executor;
-    out->slot_floats = whole_lines((size_t)sum_floats(&w));
+    out->slot_floats = whole_lines((size_t)(w.most * (w.value_width + 2)));
     out->worker_floats =
-        out->slot_floats +
         whole_lines((size_t)(score_floats(&w) + w.most * w.key_width +
-                             copy_floats(&w, w.key_width) + copy_floats(&w, w.value_width)));
+                             copy_floats(&w, w.key_width) + copy_floats(&w, w.value_width))) +
+        out->slot_floats;
     return kvc__schedule_size(out);
 }
 
@@ -97,6 +97,7 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     const kvc__schedule *s = call->schedule;
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
+    w.block = choose_block(w.part.rows);
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + score_floats(&w);
     w.keys = w.q + w.most * w.key_width;
@@ -112,9 +113,9 @@ static const uint8_t *places(const kvc__work *w) {
     return w->ops->place[w->ops->widen[slot] ? slot : KVC__OPS_SLOT(KVC_F32)];
 }
 
-/* Where q or sums have the first element of row r; the next is `panel` from it. */
-static int64_t place_of(const kvc__work *w, int64_t r, int64_t width) {
-    return r / w->panel * w->panel * width + r % w->panel;
+/* Where q or sums have the first element of a row; the next is `panel` from it. */
+static int64_t place_of(const kvc__work *w, int64_t row, int64_t width) {
+    return row / w->panel * w->panel * width + row % w->panel;
 }
 
 static void begin_rows(const kvc__work *w) {
@@ -123,11 +124,9 @@ static void begin_rows(const kvc__work *w) {
     const uint8_t *place = places(w);
     memset(w->q, 0, (size_t)(rows * w->key_width) * sizeof *w->q);
     memset(w->sums, 0, (size_t)(rows * w->value_width) * sizeof *w->sums);
-    memset(w->total, 0, (size_t)rows * sizeof *w->total);
-    for (int64_t r = 0; r < rows; r++) w->max[r] = -INFINITY;
+    for (int64_t r = w->part.rows; r < rows; r++) w->max[r] = w->total[r] = 0;
     for (int64_t r = 0; r < w->part.rows; r++) {
-        const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
-        const int64_t i = (w->part.row + r) / job->group;
+        const int64_t head = kvc__work_head(w, r), i = kvc__work_query(w, r);
         float *q = w->q + place_of(w, r, w->key_width);
         const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         for (int64_t d = 0; d < job->key_dim; d += unit) {
@@ -136,6 +135,9 @@ static void begin_rows(const kvc__work *w) {
             kvc__row_load(x, from, job->q.dtype, d, n);
             for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * job->scale;
         }
+        /* A sink counts once, however many ranges merge. */
+        w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
+        w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;
     }
 }
 
@@ -144,8 +146,7 @@ static void end_rows(const kvc__work *w) {
     const int64_t unit = w->ops->unit;
     const uint8_t *place = places(w);
     for (int64_t r = 0; r < w->part.rows; r++) {
-        const int64_t head = w->part.kv_head * job->group + (w->part.row + r) % job->group;
-        const int64_t i = (w->part.row + r) / job->group;
+        const int64_t head = kvc__work_head(w, r), i = kvc__work_query(w, r);
         const float *sums = w->sums + place_of(w, r, w->value_width);
         char *out = kvc__at(&job->out, w->part.sequence, head, i, 0);
         /* A total of 0 is that of a row that sees nothing, or scores of -inf alone: zeros, whatever
@@ -160,15 +161,14 @@ static void end_rows(const kvc__work *w) {
     }
 }
 
-/* Positions of K or V as tiles read them: where they lie, or copied. */
-static kvc__block block_of(const kvc__work *w, const kvc__rows *rows, int64_t dim, int64_t width,
+kvc__block kvc__work_block(const kvc__work *w, const kvc__rows *rows, int64_t dim, int64_t width,
                            float *copy, int64_t start, int64_t count) {
     const char *from = kvc__at(rows, w->part.sequence, w->part.kv_head, start, 0);
     const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
     const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(rows->dtype)];
-    if (w->direct) return (kvc__block){from, step, count};
+    if (w->direct) return (kvc__block){from, step, count, NULL};
     for (int64_t j = 0; j < count; j++) {
-        float *row = copy + j * (width + PAD);
+        float *row = copy + j * (width + KVC__WORK_PAD);
         if (widen) {
             widen(row, from + j * step, dim);
         } else {
@@ -176,40 +176,173 @@ static kvc__block block_of(const kvc__work *w, const kvc__rows *rows, int64_t di
             memset(row + dim, 0, (size_t)(width - dim) * sizeof *row);
         }
     }
-    return (kvc__block){(const char *)copy, (width + PAD) * (int64_t)sizeof *copy, count};
+    const int64_t row_bytes = (width + KVC__WORK_PAD) * (int64_t)sizeof *copy;
+    return (kvc__block){(const char *)copy, row_bytes, count, NULL};
 }
 
-static void attend_tiles(const kvc__work *w, const kvc__block *k, const kvc__block *v,
-                         int64_t start) {
-    const int slot = KVC__OPS_SLOT(w->direct ? w->job->k.dtype : KVC_F32);
+void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t stride,
+                      int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    if (job->softcap > 0) w->ops->cap(w->scores, count * stride, job->softcap);
+    if (!kvc__adjusts(job)) return;
+    for (int64_t r = first; r < first + rows; r++)
+        kvc__adjust(job, w->part.sequence, kvc__work_head(w, r), kvc__work_query(w, r), start,
+                    count, w->scores + r - first, stride);
+}
+
+void kvc__work_keep(const kvc__work *w, int64_t first, int64_t rows, int64_t start, int64_t count,
+                    uint64_t *kept) {
+    const kvc__job *job = w->job;
+    const bool is_shared = job->mask.head_stride == 0; /* by the query heads of a group, mostly */
+    uint64_t mask = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t i = kvc__work_query(w, first + r);
+        if (r == 0 || !is_shared || i != kvc__work_query(w, first + r - 1))
+            mask = kvc__kept(job, w->part.sequence, kvc__work_head(w, first + r), i, start, count);
+        kept[r] &= mask;
+    }
+}
+
+/* What rows of a tile see of a block; tells whether it is anything. */
+static bool see_block(const kvc__work *w, kvc__range seen[4], int64_t first, int64_t rows,
+                      int64_t start, int64_t count) {
+    bool any = false;
+    for (int64_t r = 0; r < rows; r++) {
+        seen[r] = kvc__work_seen(w, first + r, start, count);
+        any = any || seen[r].begin < seen[r].end;
+    }
+    return any;
+}
+
+/* What tiles read. */
+static int dtype_slot(const kvc__work *w) {
+    return KVC__OPS_SLOT(w->direct ? w->job->k.dtype : KVC_F32);
+}
+
+static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size,
+                    const kvc__block *k, const kvc__block *v, const kvc__range *seen,
+                    int64_t start) {
+    const int slot = dtype_slot(w);
+    float factor[4];
+    w->ops->score[slot][size](tile, k, w->scores);
+    const int64_t rows = (int64_t)1 << size;
+    if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k->count);
+    w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+}
+
+/* Some of a block's positions. */
+static kvc__block narrow(const kvc__block *block, kvc__range to) {
+    kvc__block some = *block;
+    some.data += to.begin * block->step_bytes;
+    some.count = to.end - to.begin;
+    return some;
+}
+
+/* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
+ * before or behind all of that read. */
+static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, int size,
+                           const kvc__block *k_block, const kvc__block *v_block, kvc__range *seen,
+                           int64_t start) {
+    static const float ones[4] = {1, 1, 1, 1};
+    const int slot = dtype_slot(w);
+    const int64_t rows = (int64_t)1 << size;
+    uint64_t kept[4], any = 0, gaps = 0;
+    float own[4];
+    for (int64_t r = 0; r < rows; r++) kept[r] = kvc__bits(seen[r]);
+    kvc__work_keep(w, first, rows, start, k_block->count, kept);
+    for (int64_t r = 0; r < rows; r++) {
+        seen[r] = kvc__hull(kept[r]);
+        any |= kept[r];
+        gaps |= kept[r] ^ kvc__bits(seen[r]);
+    }
+    if (any == 0) return;
+    const kvc__range hull = kvc__hull(any);
+    const kvc__block k = narrow(k_block, hull), v = narrow(v_block, hull);
+    for (int64_t r = 0; r < rows; r++) {
+        kept[r] >>= hull.begin;
+        seen[r] = kvc__hull(kept[r]);
+    }
+    start += hull.begin;
+    if (gaps == 0) {
+        take_in(w, tile, first, size, &k, &v, seen, start);
+        return;
+    }
+    w->ops->score[slot][size](tile, &k, w->scores);
+    if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k.count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k.count, w->scores + r, rows);
+    w->ops->soften[size](tile, seen, k.count, w->scores, own);
+    const float *factor = own; /* due once */
+    for (; any; factor = ones) {
+        any = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            seen[r] = kvc__next_run(&kept[r]);
+            any |= kept[r];
+        }
+        w->ops->weigh[slot][size](tile, &v, seen, w->scores, factor);
+    }
+}
+
+static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    kvc__block k = kvc__work_block(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    kvc__block v =
+        kvc__work_block(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    k.ahead = v.ahead = ahead;
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int64_t left = w->part.rows - r;
         const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
         kvc__range seen[4];
-        float factor[4];
-        bool any = false;
         rows = (int64_t)1 << size;
-        for (int64_t i = 0; i < rows; i++) {
-            seen[i] = kvc__work_seen(w, r + i, start, k->count);
-            any = any || seen[i].begin < seen[i].end;
-        }
-        if (!any) continue;
+        if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = kvc__work_tile(w, r);
-        w->ops->score[slot][size](&tile, k, w->scores);
-        if (w->job->softcap > 0) w->ops->cap(w->scores, k->count * rows, w->job->softcap);
-        w->ops->soften[size](&tile, seen, k->count, w->scores, factor);
-        w->ops->weigh[slot][size](&tile, v, seen, w->scores, factor);
+        if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
+        else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
 }
 
-static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
+/* Lanes are ranges of a part's positions that are taken in by turns. */
+enum { LANES = KVC__STREAMS / 2, DISTANCE_BYTES = 2048 };
+
+static void look_ahead(kvc__ahead *a, int stream, const kvc__work *w, const kvc__rows *rows,
+                       int64_t dim, int64_t width, int64_t position) {
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    a->at[stream] = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
+    a->width[stream] = width;
+    a->row_bytes[stream] = dim * element_bytes;
+    a->step_bytes[stream] = rows->position_stride * element_bytes;
+}
+
+/* What is asked for runs over the end of a lane a little: a prefetch may. */
+static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
     const kvc__job *job = w->job;
-    const kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    const kvc__block v =
-        block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
-    if (w->panel == 1) attend_tiles(w, &k, &v, start);
-    else kvc__prefill_block(w, &k, &v, start);
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    const bool alike = w->direct && job->key_dim == job->value_dim &&
+                       job->k.position_stride == job->key_dim &&
+                       job->v.position_stride == job->value_dim;
+    kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
+    for (int i = 0; i < LANES; i++) {
+        const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+    }
+    kvc__ask(&a, KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    return a;
+}
+
+/* Takes in the positions of a part. */
+static void attend_lanes(const kvc__work *w) {
+    const int64_t begin = w->part.begin, end = w->part.end;
+    /* Half a block more keeps the lanes from the same sets of the cache. */
+    const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
+    kvc__ahead ahead = ahead_of(w, lane);
+    for (int64_t at = begin; at < begin + lane; at += w->block)
+        for (int i = 0; i < LANES; i++) {
+            const int64_t start = at + i * lane;
+            const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
+            if (start < stop) attend_block(w, &ahead, start, stop - start);
+        }
 }
 
 /* Adds what another range of positions gave. A range that a row does not see has a total of 0. */
@@ -248,8 +381,8 @@ static void attend_part(void *argument, int64_t index, int thread) {
     const run *call = argument;
     kvc__work w = begin_part(call, index, thread);
     begin_rows(&w);
-    for (int64_t start = w.part.begin; start < w.part.end; start += KVC__BLOCK)
-        attend_block(&w, start, smaller(KVC__BLOCK, w.part.end - start));
+    if (w.panel == 1) attend_lanes(&w);
+    else kvc__prefill(&w);
     if (w.part.splits > 1) {
         /* Gives what is in the slot to whoever is last, and takes what the others gave. */
         _Atomic int *left = &call->division.left[w.part.first_slot];
@@ -264,6 +397,7 @@ void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, void 
     run call = {.schedule = schedule, .sizes = {.job = job}};
     set_sizes(&call.sizes, schedule->ops, job->k.dtype, job->group * job->queries, job->key_dim,
               job->value_dim);
+    call.sizes.adjusts = job->softcap > 0 || kvc__adjusts(job);
     call.division = kvc__divide(job, schedule, call.sizes.most, scratch);
     const int64_t parts = call.division.parts;
     if (executor->parallel_for)

@@ -1,11 +1,17 @@
 /** @file
  * What a kernel is given: raw pointers, strides and counts, all checked by the plan.
  *
- * Two kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
+ * All kernels compute the same thing. With group = q_heads / kv_heads, for each sequence b, kv head
  * h, query i of n and query head of the group:
- *     out = sum_j p_j v_j / sum_j p_j,  p_j = exp(s_j - max s),  s_j = cap(scale · q · k_j)
- * over the keys that query sees (kvc__seen). When the sum is empty, or every score is -inf, out
- * is zeros. A NaN in a key or value reaches the queries that see it and no other. */
+ *
+ *     s_j = cap(scale · q · k_j) + slope · (j - position of i) + mask_j
+ *     p_j = exp(s_j - max s)
+ *     out = sum_j p_j v_j / (sum_j p_j + exp(sink - max s))
+ *
+ * over the keys that the query sees: those of kvc__seen that the mask does not hide. When there is
+ * none, or every score is -inf, out is zeros. A NaN in a key or value reaches the queries that see
+ * it and no other. In f32 a score beyond 3.4e38 is an infinity: +inf makes its row NaN, -inf weighs
+ * nothing. */
 #ifndef KVC_ATTENTION_KERNEL_H
 #define KVC_ATTENTION_KERNEL_H
 
@@ -18,6 +24,7 @@
 #include <kvcache/executor.h>
 
 #include "attention/ops.h"
+#include "base/half.h"
 
 /** Dims up to this have the fused kernel: its scratch grows with them. */
 #define KVC__FUSED_MAX_DIM 1024
@@ -47,6 +54,10 @@ typedef struct kvc__job {
     float softcap; /**< 0: none */
     bool causal;
     kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
+    kvc__rows mask;         /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
+                                 where there is none */
+    kvc__rows sinks;        /**< one element a query head; data is NULL where there are none */
+    kvc__rows slopes;       /**< as sinks */
     kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
@@ -55,12 +66,16 @@ static inline int64_t kvc__length(const kvc__job *job, int64_t b) {
     return job->lengths ? job->lengths[b] : job->length;
 }
 
+/** Returns the position of query i of a sequence: the last key is at length - 1. */
+static inline int64_t kvc__position(const kvc__job *job, int64_t b, int64_t i) {
+    return kvc__length(job, b) - job->queries + i;
+}
+
 /** Returns which keys query i of a sequence sees: its own and those before it, aligned to the last
  * key, as far as its window reaches. Neither end decreases from query to query. */
 static inline kvc__range kvc__seen(const kvc__job *job, int64_t b, int64_t i) {
-    const int64_t length = kvc__length(job, b);
-    if (!job->causal) return (kvc__range){0, length};
-    const int64_t end = length - job->queries + i + 1;
+    if (!job->causal) return (kvc__range){0, kvc__length(job, b)};
+    const int64_t end = kvc__position(job, b, i) + 1;
     if (end <= 0) return (kvc__range){0, 0};
     return (kvc__range){end > job->window ? end - job->window : 0, end};
 }
@@ -76,6 +91,19 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
     return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
+/** Returns an element of a float type. */
+static inline float kvc__load(const void *at, kvc_dtype dtype) {
+    if (dtype == KVC_F32) return *(const float *)at;
+    const uint16_t word = *(const uint16_t *)at;
+    return dtype == KVC_F16 ? kvc__f32_of_f16(word) : kvc__f32_of_bf16(word);
+}
+
+/** Returns the sink of a query head, -inf where there is none. */
+static inline float kvc__sink(const kvc__job *job, int64_t head) {
+    if (!job->sinks.data) return -INFINITY;
+    return kvc__load(kvc__at(&job->sinks, 0, head, 0, 0), job->sinks.dtype);
 }
 
 /** Writes a row's log-sum-exp, where it is asked for. A total of 0 gives -inf. */

@@ -29,12 +29,49 @@ typedef struct kvc__tile {
     int64_t key_width, value_width;
 } kvc__tile;
 
+/** Rows read at the same time: keys and values of two ranges of positions. */
+#define KVC__STREAMS 4
+
+/** Rows that are to be read soon. They are asked for while others are computed with, in the order
+ * in which they lie, a few streams by turns: one stream keeps too few lines on their way, and each
+ * has a prefetcher of the hardware at work for it. */
+typedef struct kvc__ahead {
+    const char *at[KVC__STREAMS];
+    int64_t width[KVC__STREAMS]; /**< elements of a row, as tiles count them */
+    int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
+    int line_elements; /**< of a cache line; > 0 where rows of all streams touch and are alike */
+    int turn;          /**< the stream whose row is next, otherwise */
+    int64_t due;       /**< elements computed with, for which nothing was asked yet */
+} kvc__ahead;
+
 /** Positions of keys or values, a unit's multiple of elements each. */
 typedef struct kvc__block {
     const char *data;
     int64_t step_bytes; /**< from position to position */
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
+    kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
 } kvc__block;
+
+/** Asks for as many elements as are computed with. */
+static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_t elements) {
+    enum { LINE_BYTES = 64 };
+    a->due += elements;
+    if (a->line_elements > 0) {
+        const int64_t round = (int64_t)KVC__STREAMS * a->line_elements;
+        for (; a->due >= round; a->due -= round)
+            for (int i = 0; i < KVC__STREAMS; i++) {
+                __builtin_prefetch(a->at[i], 0, 3);
+                a->at[i] += LINE_BYTES;
+            }
+        return;
+    }
+    for (; a->due >= a->width[a->turn]; a->turn = (a->turn + 1) % KVC__STREAMS) {
+        for (int64_t i = 0; i < a->row_bytes[a->turn]; i += LINE_BYTES)
+            __builtin_prefetch(a->at[a->turn] + i, 0, 3);
+        a->at[a->turn] += a->step_bytes[a->turn];
+        a->due -= a->width[a->turn];
+    }
+}
 
 /** Positions [begin, end) of a block: what a row sees of it. Empty where end <= begin. */
 typedef struct kvc__range {
@@ -53,7 +90,7 @@ typedef void (*kvc__score_fn)(const kvc__tile *tile, const kvc__block *k, float 
 typedef void (*kvc__cap_fn)(float *s, int64_t n, float cap);
 
 /** Online softmax: turns the scores that rows see into weights, those that they do not into 0.
- * @param seen    [R], within the block; neither end decreases from row to row
+ * @param seen    [R], within the block
  * @param factor  [R], what the sums so far scale by */
 typedef void (*kvc__soften_fn)(kvc__tile *tile, const kvc__range *seen, int64_t count, float *s,
                                float *factor);

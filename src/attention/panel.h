@@ -24,24 +24,6 @@
 #endif
 enum { VECTORS = KVC__PANEL_VECTORS, PANEL = VECTORS * W, MOST_DEPTH = 8 };
 
-/* exp of W floats that are not above 0, or NaN; 0 where it is below 2^-126.5. Within 1.5 ulp
- * else. A shorter way than v_exp's: the polynomial is off by less than 3.1e-9, the least that one
- * of degree 6 beginning with 1 + r can be on |r| <= ln 2 / 2, and its halves do not wait for each
- * other. */
-static inline vf v_exp_below(vf x) {
-    const vf magic = v_set(0x1.8p23f + 127); /* its low bits are then an exponent's */
-    x = v_max(v_set(-88.0f), x);             /* exponent 0: the factor is 0 */
-    const vf shifted = x * v_set(0x1.715476p+0f) + magic;
-    const vf n = shifted - magic;
-    const vf r = (x - n * v_set(0x1.62e4p-1f)) - n * v_set(0x1.7f7d1cp-20f);
-    const vf r2 = r * r;
-    const vf low = v_set(0x1.fffffcp-2f) + v_set(0x1.555490p-3f) * r;
-    const vf high =
-        (v_set(0x1.5558f4p-5f) + v_set(0x1.123a6cp-7f) * r) + v_set(0x1.6a2352p-10f) * r2;
-    const vf p = (r + v_set(1.0f)) + (low + high * r2) * r2;
-    return p * (vf)((vi)shifted << 23);
-}
-
 /* What rows see of a block, for lanes: bit j of a row is bit j % 32 of word j / 32. */
 typedef struct panel_sight {
     uint64_t all, any; /* what every row sees, and what some do */
@@ -132,13 +114,13 @@ static inline __attribute__((always_inline)) void panel_soften(kvc__tile *t, con
         const vi nothing = most[v] == v_set(-INFINITY);
         base[v] = (vf)((vi)most[v] & ~nothing);
         sum[v] = v_set(0);
-        v_store(factor + v * W, v_exp_below(v_load(t->max + v * W) - base[v]));
+        v_store(factor + v * W, v_exp(v_load(t->max + v * W) - base[v]));
         v_store(t->max + v * W, most[v]);
     }
     for (int64_t j = 0; j < count; j++)
         for (int v = 0; v < V; v++) {
             float *at = s + j * PANEL + v * W;
-            const vf p = v_exp_below(v_load(at) - base[v]);
+            const vf p = v_exp(v_load(at) - base[v]);
             v_store(at, p);
             sum[v] += p;
         }
@@ -196,11 +178,9 @@ static inline __attribute__((always_inline)) void widen(float *restrict dst, con
     char last[UNIT * sizeof(float)] = {0};
     for (int64_t d = 0; d < n; d += UNIT) {
         const char *from = src + d * element_bytes;
-        vf x, y;
         if (n - d < UNIT) from = memcpy(last, from, (size_t)((n - d) * element_bytes));
-        load(&x, &y, from);
-        v_store(dst + d, x);
-        v_store(dst + d + W, y);
+        v_store(dst + d, load(from, 0));
+        v_store(dst + d + W, load(from, 1));
     }
 }
 

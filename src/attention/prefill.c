@@ -1,5 +1,5 @@
 /* Many rows at once, by panels (panel.h). */
-#include "attention/bits.h"
+#include "attention/adjust.h"
 #include "attention/work.h"
 
 /* How many positions' scores are computed between asking for as many of the next block. */
@@ -9,20 +9,32 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* What rows see of a block. */
+/* What the rows of a panel see of a block. */
 typedef enum extent { NOTHING, SOME, ALL } extent;
 
-/* Looks at the rows of a panel, from r on.
- * @param seen  [panel], receives what each sees, where that is SOME */
-static extent look(const kvc__work *w, int64_t r, int64_t start, int64_t count, uint64_t *seen) {
-    const int64_t last = smaller(w->part.rows, r + w->panel) - 1;
-    const kvc__range low = kvc__work_seen(w, r, start, count);
-    const kvc__range high = kvc__work_seen(w, last, start, count);
+/* As far as ranges tell. */
+static extent look(const kvc__work *w, int64_t first, int64_t rows, int64_t start, int64_t count) {
+    const kvc__range low = kvc__work_seen(w, first, start, count);
+    const kvc__range high = kvc__work_seen(w, first + rows - 1, start, count);
     if (high.begin == 0 && low.end == count) return ALL;
-    if (low.begin >= high.end) return NOTHING;
-    for (int64_t i = 0; i < w->panel; i++)
-        seen[i] = kvc__bits(kvc__work_seen(w, smaller(r + i, last), start, count));
-    return SOME;
+    return low.begin < high.end ? SOME : NOTHING;
+}
+
+/* Row by row: a bit a position. Lanes behind the last row see what that does.
+ * @param seen  [panel] */
+static extent look_closely(const kvc__work *w, int64_t first, int64_t rows, int64_t start,
+                           int64_t count, uint64_t *seen) {
+    uint64_t all = kvc__bits((kvc__range){0, count}), any = 0;
+    for (int64_t r = 0; r < rows; r++)
+        seen[r] = kvc__bits(kvc__work_seen(w, first + r, start, count));
+    if (w->job->mask.data) kvc__work_keep(w, first, rows, start, count, seen);
+    for (int64_t r = rows; r < w->panel; r++) seen[r] = seen[rows - 1];
+    for (int64_t r = 0; r < rows; r++) {
+        all &= seen[r];
+        any |= seen[r];
+    }
+    if (any == 0) return NOTHING;
+    return all == kvc__bits((kvc__range){0, count}) ? ALL : SOME;
 }
 
 static void fetch_row(const kvc__work *w, const kvc__rows *rows, int64_t position, int64_t dim) {
@@ -38,7 +50,7 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
     const kvc__job *job = w->job;
     for (int64_t j = 0; j < k->count; j += SLICE) {
         const kvc__block slice = {k->data + j * k->step_bytes, k->step_bytes,
-                                  smaller(SLICE, k->count - j)};
+                                  smaller(SLICE, k->count - j), NULL};
         const int64_t next = start + k->count + j;
         for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
             fetch_row(w, &job->k, i, job->key_dim);
@@ -48,23 +60,32 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
     }
 }
 
-void kvc__prefill_block(const kvc__work *w, const kvc__block *k, const kvc__block *v,
-                        int64_t start) {
+static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    const kvc__block k =
+        kvc__work_block(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
+    const kvc__block v =
+        kvc__work_block(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
     bool is_first = true;
-    for (int64_t r = 0; r < w->part.rows; r += w->panel) {
+    for (int64_t first = 0; first < w->part.rows; first += w->panel) {
+        const int64_t rows = smaller(w->panel, w->part.rows - first);
+        const kvc__panel *panel = &w->ops->panels[(rows - 1) / w->ops->lanes];
+        kvc__tile tile = kvc__work_tile(w, first);
         uint64_t seen[KVC__PANEL_MOST];
         float factor[KVC__PANEL_MOST];
-        const extent what = look(w, r, start, k->count, seen);
+        extent what = look(w, first, rows, start, count);
+        if (what == SOME || job->mask.data) what = look_closely(w, first, rows, start, count, seen);
         if (what == NOTHING) continue;
-        const uint64_t *some = what == SOME ? seen : NULL;
-        const int64_t left = smaller(w->panel, w->part.rows - r);
-        const kvc__panel *panel = &w->ops->panels[(left - 1) / w->ops->lanes];
-        kvc__tile rows = kvc__work_tile(w, r);
-        if (is_first) score_and_fetch(w, panel, &rows, k, start);
-        else panel->score(&rows, k, w->scores);
+        if (is_first) score_and_fetch(w, panel, &tile, &k, start);
+        else panel->score(&tile, &k, w->scores);
         is_first = false;
-        if (w->job->softcap > 0) w->ops->cap(w->scores, k->count * w->panel, w->job->softcap);
-        panel->soften(&rows, some, k->count, w->scores, factor);
-        panel->weigh(&rows, v, some, w->scores, factor);
+        if (w->adjusts) kvc__work_adjust(w, first, rows, w->panel, start, count);
+        panel->soften(&tile, what == SOME ? seen : NULL, count, w->scores, factor);
+        panel->weigh(&tile, &v, what == SOME ? seen : NULL, w->scores, factor);
     }
+}
+
+void kvc__prefill(const kvc__work *w) {
+    for (int64_t start = w->part.begin; start < w->part.end; start += w->block)
+        attend_block(w, start, smaller(w->block, w->part.end - start));
 }

@@ -4,10 +4,7 @@
 #include "base/half.h"
 
 static double load(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
-    const char *at = kvc__at(rows, b, h, i, d);
-    if (rows->dtype == KVC_F32) return (double)*(const float *)(const void *)at;
-    const uint16_t word = *(const uint16_t *)(const void *)at;
-    return (double)(rows->dtype == KVC_F16 ? kvc__f32_of_f16(word) : kvc__f32_of_bf16(word));
+    return (double)kvc__load(kvc__at(rows, b, h, i, d), rows->dtype);
 }
 
 static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d, double x) {
@@ -18,24 +15,43 @@ static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_
     else *(uint16_t *)(void *)at = kvc__bf16_of_f32(f);
 }
 
-/* cap(scale · q[b][head][i] · k[b][head / group][j]) */
+/* cap(scale · q[b][head][i] · k[b][head / group][j]) + slope[head] · (j - position of i) */
 static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t j) {
     double sum = 0;
     for (int64_t d = 0; d < job->key_dim; d++)
         sum += load(&job->q, b, head, i, d) * load(&job->k, b, head / job->group, j, d);
-    const double s = (double)job->scale * sum, cap = (double)job->softcap;
-    return cap > 0 ? cap * tanh(s / cap) : s;
+    const double cap = (double)job->softcap;
+    double s = (double)job->scale * sum;
+    if (cap > 0) s = cap * tanh(s / cap);
+    if (job->slopes.data)
+        s += load(&job->slopes, 0, head, 0, 0) * (double)(j - kvc__position(job, b, i));
+    return s;
+}
+
+/* What a mask adds to a score: -inf hides the key, whatever it holds. */
+static double mask_of(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t j) {
+    if (!job->mask.data) return 0;
+    if (job->mask.dtype == KVC_U8) return *kvc__at(&job->mask, b, head, i, j) ? 0 : -INFINITY;
+    return load(&job->mask, b, head, i, j);
 }
 
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
     const kvc__range seen = kvc__seen(job, b, i);
-    double max = -INFINITY;
-    for (int64_t j = seen.begin; j < seen.end; j++) max = fmax(max, score(job, b, head, i, j));
+    const double sink = (double)kvc__sink(job, head);
+    double max = sink;
+    for (int64_t j = seen.begin; j < seen.end; j++) {
+        const double mask = mask_of(job, b, head, i, j);
+        if (mask == -INFINITY) continue;
+        const double s = score(job, b, head, i, j) + mask;
+        if (s > max) max = s; /* gcc 12 crashes on fmax here, at -O3 for AArch64 */
+    }
 
-    double total = 0;
+    double total = sink == -INFINITY ? 0 : exp(sink - max);
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
     for (int64_t j = seen.begin; j < seen.end; j++) {
-        const double s = score(job, b, head, i, j);
+        const double mask = mask_of(job, b, head, i, j);
+        if (mask == -INFINITY) continue;
+        const double s = score(job, b, head, i, j) + mask;
         const double p = s == -INFINITY ? 0 : exp(s - max); /* not NaN when max is -inf too */
         total += p;
         for (int64_t d = 0; d < job->value_dim; d++)

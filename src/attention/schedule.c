@@ -122,6 +122,7 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
     kvc__part part = {.sequence = share->sequence,
                       .kv_head = local / d->row_blocks / share->splits,
                       .row = block * d->part_rows,
+                      .split = split,
                       .splits = share->splits,
                       .slot = share->first_slot + local,
                       .step = d->row_blocks};

@@ -36,7 +36,8 @@ typedef struct kvc__part {
     int64_t sequence, kv_head;
     int64_t row, rows;  /**< the first row, and how many */
     int64_t begin, end; /**< positions */
-    int64_t splits;     /**< 1: the part is all there is, and has no slot */
+    int64_t split;      /**< which range of positions */
+    int64_t splits;     /**< of how many; 1: the part is all there is, and has no slot */
     int64_t slot;       /**< its own */
     int64_t first_slot; /**< of the first range of these rows */
     int64_t step;       /**< from one range's slot to the next one's */

@@ -9,8 +9,10 @@
  *     vf v_set(float)                     all lanes alike
  *     vf v_keep(vf)                       as it is, but in a register: a load is not repeated
  *     vf v_max(vf a, vf b)                b where a is NaN
- *     void v_load_f32, v_load_bf16, v_load_f16(vf *x, vf *y, const void *)
- *                                         2 W elements as f32, in an order of the loader's own
+ *     vf v_swap(vf x, int step)           lane i: lane i ^ step of x; step a power of 2 below W
+ *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int half)
+ *                                         one half of 2 W elements as f32; which are in it, and in
+ *                                         what order, is the loader's own
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
  *
  * A tile is R rows, R in {1, 2, 4}: query heads of one kv head that share each key and value they
@@ -30,14 +32,7 @@
 /* Elements that a loader takes. */
 #define UNIT ((int64_t)2 * W)
 
-typedef void (*load_fn)(vf *x, vf *y, const void *from);
-
-/* How far ahead of their use rows are asked for: about the latency of memory times its speed. */
-enum { PREFETCH_ROWS = 8, LINE_BYTES = 64, SLAB = 8 };
-
-static inline __attribute__((always_inline)) void prefetch_row(const char *row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 0, 3);
-}
+typedef vf (*load_fn)(const void *from, int half);
 
 /* s[j][r] = q[r] · k[j]; every accumulator is one pair of key and row. */
 static inline __attribute__((always_inline)) void score(float *restrict s, const kvc__tile *t,
@@ -45,7 +40,7 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
                                                         const load_fn load,
                                                         const int64_t element_bytes) {
     const int keys = W / R;
-    const int64_t width = t->key_width, row_bytes = width * element_bytes;
+    const int64_t width = t->key_width;
     for (int64_t j = 0; j < k->count; j += keys) {
         const char *row[W];
         vf sum[W];
@@ -53,29 +48,18 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
             /* Beyond the last key the last is taken again: nobody looks at those scores. */
             const int64_t at = j + i < k->count ? j + i : k->count - 1;
             row[i] = k->data + at * k->step_bytes;
-            prefetch_row(row[i] + PREFETCH_ROWS * k->step_bytes, row_bytes);
         }
+        kvc__ask(k->ahead, keys * width);
         for (int i = 0; i < W; i++) sum[i] = v_set(0);
-        for (int64_t d = 0; d < width; d += UNIT) {
-            if (R == 1) { /* the query in registers, one key after another */
-                const vf qx = v_load(t->q + d), qy = v_load(t->q + d + W);
-                for (int i = 0; i < keys; i++) {
-                    vf x, y;
-                    load(&x, &y, row[i] + d * element_bytes);
-                    sum[i] += qx * x;
-                    sum[i] += qy * y;
-                }
-            } else { /* the keys in registers, one query after another */
-                vf x[W], y[W];
-                for (int i = 0; i < keys; i++) load(&x[i], &y[i], row[i] + d * element_bytes);
+        for (int64_t d = 0; d < width; d += UNIT)
+            for (int half = 0; half < 2; half++) {
+                vf x[W];
+                for (int i = 0; i < keys; i++) x[i] = load(row[i] + d * element_bytes, half);
                 for (int r = 0; r < R; r++) {
-                    const vf qx = v_keep(v_load(t->q + r * width + d));
-                    const vf qy = v_keep(v_load(t->q + r * width + d + W));
-                    for (int i = 0; i < keys; i++) sum[i * R + r] += qx * x[i];
-                    for (int i = 0; i < keys; i++) sum[i * R + r] += qy * y[i];
+                    const vf q = v_keep(v_load(t->q + r * width + d + half * W));
+                    for (int i = 0; i < keys; i++) sum[i * R + r] += q * x[i];
                 }
             }
-        }
         v_store(s + j * R, v_sums(sum));
     }
 }
@@ -86,32 +70,27 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
             const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
             const load_fn load, const int64_t element_bytes) {
     vf sum[4][2];
-    for (int i = 0; i < R * UNITS; i++) sum[i][0] = sum[i][1] = v_set(0);
+    for (int u = 0; u < UNITS; u++)
+        for (int r = 0; r < R; r++)
+            for (int half = 0; half < 2; half++) {
+                const float *in = sums + r * width + d + u * UNIT + half * W;
+                sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
+            }
     const char *row = v->data + d * element_bytes;
-    /* A line that several passes share is asked for by one of them a row, in turn. */
-    const int64_t pass_bytes = (int64_t)UNITS * UNIT * element_bytes;
-    const int64_t passes = pass_bytes < LINE_BYTES ? LINE_BYTES / pass_bytes : 1;
-    const int64_t turn = d * element_bytes / pass_bytes % passes;
-    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
-        if (j % passes == turn) __builtin_prefetch(row + PREFETCH_ROWS * v->step_bytes, 0, 3);
-        for (int64_t at = LINE_BYTES; at < pass_bytes; at += LINE_BYTES)
-            __builtin_prefetch(row + PREFETCH_ROWS * v->step_bytes + at, 0, 3);
+    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes)
         for (int u = 0; u < UNITS; u++) {
-            vf x, y;
-            load(&x, &y, row + u * UNIT * element_bytes);
+            const vf x = load(row + u * UNIT * element_bytes, 0);
+            const vf y = load(row + u * UNIT * element_bytes, 1);
             for (int r = 0; r < R; r++) {
                 const vf weight = v_set(p[j * step + r]);
                 sum[u * R + r][0] += weight * x;
                 sum[u * R + r][1] += weight * y;
             }
         }
-    }
     for (int u = 0; u < UNITS; u++)
-        for (int r = 0; r < R; r++) {
-            float *out = sums + r * width + d + u * UNIT;
-            v_store(out, v_load(out) * v_set(factor[r]) + sum[u * R + r][0]);
-            v_store(out + W, v_load(out + W) * v_set(factor[r]) + sum[u * R + r][1]);
-        }
+        for (int r = 0; r < R; r++)
+            for (int half = 0; half < 2; half++)
+                v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
 }
 
 static inline __attribute__((always_inline)) void
@@ -119,21 +98,14 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
       const kvc__block *v, int64_t width, const int R, const load_fn load,
       const int64_t element_bytes) {
     const int units = 4 / R; /* eight accumulators: enough to hide the latency of a sum */
-    static const float ones[4] = {1, 1, 1, 1};
-    /* A few rows at a time, so that memory is asked for in its own order, line after line. The
-     * first time around even without rows: the factor is due all the same. */
-    for (int64_t j = 0; j == 0 || j < v->count; j += SLAB) {
-        const int64_t left = v->count - j;
-        const kvc__block slab = {v->data + j * v->step_bytes, v->step_bytes,
-                                 left < SLAB ? left : SLAB};
-        const float *scale = j == 0 ? factor : ones;
-        int64_t d = 0;
-        for (; d + units * UNIT <= width; d += units * UNIT)
-            weigh_units(sums, p + j * step, step, scale, &slab, width, d, R, units, load,
-                        element_bytes);
-        for (; d < width; d += UNIT)
-            weigh_units(sums, p + j * step, step, scale, &slab, width, d, R, 1, load,
-                        element_bytes);
+    int64_t d = 0;
+    for (; d + units * UNIT <= width; d += units * UNIT) {
+        kvc__ask(v->ahead, v->count * units * UNIT);
+        weigh_units(sums, p, step, factor, v, width, d, R, units, load, element_bytes);
+    }
+    for (; d < width; d += UNIT) {
+        kvc__ask(v->ahead, v->count * UNIT);
+        weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes);
     }
 }
 
@@ -159,15 +131,21 @@ static inline vf v_at_most(vf x, vf most) {
     return (vf)((high & (vi)most) | (~high & (vi)x));
 }
 
-/* exp of W floats: kvc__exp_f32 (exp.h), lane by lane. */
+/* exp of W floats that are at most 0, or NaN. Below 2^-126.5 it gives 0: beside the largest score's
+ * 1 that is nothing. Elsewhere within 1.5 ulp: of the polynomials of degree 6 that begin with 1 + r
+ * this is the one closest to exp on |r| <= ln 2 / 2, off by 3.1e-9 at most. */
 static inline vf v_exp(vf x) {
-    const vf lowest = v_set(-104.0f);
-    const vi low = x < lowest;
-    vi exponent;
-    x = v_at_most((vf)((low & (vi)lowest) | (~low & (vi)x)), v_set(89.0f));
-    const vf p = v_exp_reduced(x, &exponent) + v_set(1.0f);
-    const vi half = exponent >> 1;
-    return p * (vf)((half + 127) << 23) * (vf)((exponent - half + 127) << 23);
+    const vf magic = v_set(0x1.8p23f + 127); /* its low bits are then an exponent's */
+    x = v_max(v_set(-88.0f), x);             /* exponent 0: the factor is 0 */
+    const vf shifted = x * v_set(0x1.715476p+0f) + magic;
+    const vf n = shifted - magic;
+    const vf r = (x - n * v_set(0x1.62e4p-1f)) - n * v_set(0x1.7f7d1cp-20f);
+    const vf r2 = r * r;
+    const vf low = v_set(0x1.fffffcp-2f) + v_set(0x1.555490p-3f) * r;
+    const vf high =
+        (v_set(0x1.5558f4p-5f) + v_set(0x1.123a6cp-7f) * r) + v_set(0x1.6a2352p-10f) * r2;
+    const vf p = (r + v_set(1.0f)) + (low + high * r2) * r2;
+    return p * (vf)((vi)shifted << 23);
 }
 
 /* tanh |y| = e / (e + 2) with e = exp(2 |y|) - 1, which loses nothing where y is small. Beyond 2
@@ -186,17 +164,11 @@ static void cap_scores(float *s, int64_t n, float cap) {
     }
 }
 
-/* Takes what lane i of a vector says to row i % R. */
-static inline float lanes_max(vf x, int r, int R) {
-    float most = x[r];
-    for (int i = r + R; i < W; i += R) most = x[i] > most ? x[i] : most;
-    return most;
-}
-
-static inline float lanes_sum(vf x, int r, int R) {
-    float sum = x[r];
-    for (int i = r + R; i < W; i += R) sum += x[i];
-    return sum;
+/* Lane i: p[i % R], of row i % R. */
+static inline __attribute__((always_inline)) vf v_rows(const float *p, const int R) {
+    vf x;
+    for (int i = 0; i < W; i++) x[i] = p[i % R];
+    return x;
 }
 
 /* Turns scores into weights exp(score - max so far); sets factor, what earlier sums scale by. */
@@ -204,28 +176,30 @@ static inline __attribute__((always_inline)) void soften(kvc__tile *t, const kvc
                                                          int64_t count, float *restrict s,
                                                          float *factor, const int R) {
     const int64_t padded = (count * R + W - 1) / W * W;
+    const size_t rows_bytes = (size_t)R * sizeof(float);
     for (int r = 0; r < R; r++) {
         for (int64_t j = 0; j < seen[r].begin; j++) s[j * R + r] = -INFINITY;
         for (int64_t j = seen[r].end; j * R + r < padded; j++) s[j * R + r] = -INFINITY;
     }
 
-    vf most = v_load(s), sum = v_set(0), base;
-    for (int64_t i = W; i < padded; i += W) most = v_max(v_load(s + i), most);
-    for (int r = 0; r < R; r++) {
-        const float block = lanes_max(most, r, R), before = t->max[r];
-        const float now = block > before ? block : before;
-        /* With scores of -inf alone there is nothing to subtract: -inf - -inf would be NaN. */
-        const float from = now == -INFINITY ? 0 : now;
-        factor[r] = kvc__exp_f32(before - from);
-        t->max[r] = now;
-        for (int i = r; i < W; i += R) base[i] = from;
-    }
+    const vf before = v_rows(t->max, R);
+    vf max = v_load(s), sum = v_set(0);
+    for (int64_t i = W; i < padded; i += W) max = v_max(v_load(s + i), max);
+    for (int step = W / 2; step >= R; step /= 2) max = v_max(v_swap(max, step), max);
+    max = v_max(max, before);
+    memcpy(t->max, &max, rows_bytes);
+    /* With scores of -inf alone there is nothing to subtract: -inf - -inf would be NaN. */
+    const vf base = (vf)((max > v_set(-INFINITY)) & (vi)max);
+    const vf scale = v_exp(before - base);
+    memcpy(factor, &scale, rows_bytes);
     for (int64_t i = 0; i < padded; i += W) {
         const vf p = v_exp(v_load(s + i) - base);
         v_store(s + i, p);
         sum += p;
     }
-    for (int r = 0; r < R; r++) t->total[r] = t->total[r] * factor[r] + lanes_sum(sum, r, R);
+    for (int step = W / 2; step >= R; step /= 2) sum += v_swap(sum, step);
+    const vf total = v_rows(t->total, R) * scale + sum;
+    memcpy(t->total, &total, rows_bytes);
 }
 
 /* Positions [begin, end) of a block, into the sums of one row. */
@@ -233,7 +207,7 @@ static inline __attribute__((always_inline)) void
 weigh_row(kvc__tile *t, const kvc__block *v, int64_t begin, int64_t end, const float *s, int r,
           const int R, const load_fn load, const int64_t element_bytes) {
     const float one = 1;
-    const kvc__block part = {v->data + begin * v->step_bytes, v->step_bytes, end - begin};
+    const kvc__block part = {v->data + begin * v->step_bytes, v->step_bytes, end - begin, v->ahead};
     if (begin < end)
         weigh(t->sums + r * t->value_width, s + begin * R + r, R, &one, &part, t->value_width, 1,
               load, element_bytes);
@@ -249,7 +223,7 @@ weigh_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const floa
     }
     if (all.end < all.begin) all.end = all.begin;
     const kvc__block shared = {v->data + all.begin * v->step_bytes, v->step_bytes,
-                               all.end - all.begin};
+                               all.end - all.begin, v->ahead};
     weigh(t->sums, s + all.begin * R, R, factor, &shared, t->value_width, R, load, element_bytes);
 
     /* What only some see goes row by row: a weight of 0 times NaN would reach the others. */
@@ -302,15 +276,13 @@ TILES(bf16, v_load_bf16, 2)
 static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
     uint16_t halves[2 * W];
     float floats[2 * W];
-    vf x, y;
     for (int i = 0; i < 2 * W; i++) {
         floats[i] = (float)(i + 1);
         halves[i] = dtype == KVC_F16 ? kvc__f16_of_f32(floats[i]) : kvc__bf16_of_f32(floats[i]);
     }
-    load(&x, &y, dtype == KVC_F32 ? (const void *)floats : (const void *)halves);
-    for (int i = 0; i < W; i++) {
-        place[(int)x[i] - 1] = (uint8_t)i;
-        place[(int)y[i] - 1] = (uint8_t)(W + i);
+    for (int half = 0; half < 2; half++) {
+        const vf x = load(dtype == KVC_F32 ? (const void *)floats : (const void *)halves, half);
+        for (int i = 0; i < W; i++) place[(int)x[i] - 1] = (uint8_t)(half * W + i);
     }
 }
 

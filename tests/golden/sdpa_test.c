@@ -20,13 +20,16 @@ static double relative_error(const kvc_array *out, const kvc_array *wanted) {
     return error / largest;
 }
 
-static void check_path(const test_safetensors *file, kvc_path path) {
+/* by_mask: a window comes as its mask too, by which it was computed. */
+static void check_path(const test_safetensors *file, kvc_path path, bool by_mask) {
     kvc_array q = test_safetensors_tensor(file, "q");
     kvc_array k = test_safetensors_tensor(file, "k");
     kvc_array v = test_safetensors_tensor(file, "v");
     kvc_array wanted = test_safetensors_tensor(file, "out_f32");
     test_tensor out = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, wanted.shape[0], wanted.shape[1],
                                       wanted.shape[2], wanted.shape[3]);
+    const char *mask = test_safetensors_metadata(file, "mask");
+    const bool window = strncmp(mask, "window", 6) == 0;
     const kvc_attention_desc desc = {
         .struct_size = sizeof desc,
         .batch = q.shape[0],
@@ -37,18 +40,31 @@ static void check_path(const test_safetensors *file, kvc_path path) {
         .max_q_len = q.shape[2],
         .kv_dtype = k.dtype,
         .scale = strtof(test_safetensors_metadata(file, "scale"), NULL),
-        .not_causal = strcmp(test_safetensors_metadata(file, "mask"), "none") == 0,
+        .not_causal = strcmp(mask, "causal") != 0 && !window,
+        .window = window && !by_mask ? strtol(mask + 6, NULL, 10) : 0,
         .path = path,
     };
+    kvc_array sinks = {.data = NULL}, kept = {.data = NULL};
+    kvc_attention_extras extras = {.struct_size = sizeof extras};
+    if (test_safetensors_has(file, "sinks")) {
+        sinks = test_safetensors_tensor(file, "sinks");
+        extras.sinks = &sinks;
+    }
+    if (test_safetensors_has(file, "mask")) {
+        kept = test_safetensors_tensor(file, "mask");
+        if (!window || by_mask) extras.mask = &kept;
+    }
     kvc_attention *plan;
     assert_ok(kvc_attention_plan(&plan, &desc));
-    assert_ok(kvc_attention_run_kv(plan, &k, &v, &q, &out.array, NULL));
+    assert_ok(kvc_attention_run_kv(plan, &k, &v, &q, &out.array, &extras));
     const double error = relative_error(&out.array, &wanted);
     print_message("  %s: relative error %.2g\n", kvc_path_name(path), error);
     if (!(error <= 1e-5))
         fail_msg("%s: relative error %g, 1e-5 wanted", kvc_path_name(path), error);
     kvc_attention_free(plan);
     test_tensor_free(&out);
+    free(sinks.data);
+    free(kept.data);
     free(q.data);
     free(k.data);
     free(v.data);
@@ -59,17 +75,10 @@ static void sdpa__is_as_mlx_computes_it(void **state) {
     char name[128];
     (void)snprintf(name, sizeof name, "golden/sdpa/sdpa_%s.safetensors", (const char *)*state);
     test_safetensors file = test_safetensors_open(test_shared_path(name));
-    const char *mask = test_safetensors_metadata(&file, "mask");
-    const bool known = strcmp(mask, "none") == 0 || strcmp(mask, "causal") == 0;
-    const bool sinks = strcmp(test_safetensors_metadata(&file, "sinks"), "0") != 0;
-    if (!known || sinks) {
-        print_message("skipped: mask %s, sinks %s: attention has neither yet\n", mask,
-                      test_safetensors_metadata(&file, "sinks"));
-        test_safetensors_close(&file);
-        skip();
-    }
-    check_path(&file, KVC_PATH_REFERENCE);
-    check_path(&file, KVC_PATH_FUSED);
+    check_path(&file, KVC_PATH_REFERENCE, false);
+    check_path(&file, KVC_PATH_AUTO, false);
+    check_path(&file, KVC_PATH_REFERENCE, true);
+    check_path(&file, KVC_PATH_AUTO, true);
     test_safetensors_close(&file);
 }
 

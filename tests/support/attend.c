@@ -60,6 +60,7 @@ double test_get(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d) 
         memcpy(&x, from, sizeof x);
         return (double)x;
     }
+    if (a->dtype == KVC_U8) return (double)*(const uint8_t *)from;
     memcpy(&word, from, sizeof word);
     return (double)(a->dtype == KVC_F16 ? kvc__f32_of_f16(word) : kvc__f32_of_bf16(word));
 }
@@ -68,6 +69,7 @@ void test_set(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d, do
     const float x = (float)value;
     const uint16_t word = a->dtype == KVC_F16 ? kvc__f16_of_f32(x) : kvc__bf16_of_f32(x);
     if (a->dtype == KVC_F32) memcpy(at(a, b, h, i, d), &x, sizeof x);
+    else if (a->dtype == KVC_U8) *at(a, b, h, i, d) = (char)x;
     else memcpy(at(a, b, h, i, d), &word, sizeof word);
 }
 
@@ -81,6 +83,61 @@ void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed) {
     FOR_EACH(a, b, h, i, d) {
         const double unit = (double)(int64_t)test_random(seed) * 0x1p-63;
         test_set(a, b, h, i, d, unit * amplitude);
+    }
+}
+
+/* A number for each query head. */
+static test_tensor new_heads(kvc_dtype dtype, const test_case *c, double amplitude,
+                             uint64_t *seed) {
+    test_tensor t = test_tensor_new(dtype, TEST_SPREAD, 1, 1, 1, c->q_heads);
+    test_fill_random(&t.array, amplitude, seed);
+    t.array.ndim = 1;
+    t.array.shape[0] = c->q_heads;
+    t.array.strides[0] = t.array.strides[3];
+    return t;
+}
+
+static int64_t below(uint64_t *seed, int64_t n) {
+    return (int64_t)(test_random(seed) % (uint64_t)n);
+}
+
+/* One row of a mask: each key kept or hidden. */
+static void fill_mask_row(const kvc_array *a, test_pattern pattern, int64_t b, int64_t h, int64_t i,
+                          uint64_t *seed) {
+    const int64_t length = a->shape[3], padding = below(seed, length + 2);
+    bool kept = below(seed, 3) != 0;
+    for (int64_t j = 0; j < length; j++) {
+        if (pattern == TEST_SCATTERED) kept = below(seed, 2);
+        if (pattern == TEST_RUNS && below(seed, 25) == 0) kept = !kept;
+        if (pattern == TEST_PADDED) kept = j >= padding;
+        const double shown =
+            a->dtype == KVC_U8 ? 1 + (double)below(seed, 100) : (double)below(seed, 400) / 100 - 2;
+        const double hidden = a->dtype == KVC_U8 ? 0 : (double)-INFINITY;
+        test_set(a, b, h, i, j, kept ? shown : hidden);
+    }
+}
+
+static void new_mask(test_problem *p, uint64_t *seed) {
+    const test_case *c = &p->c;
+    const int64_t whole[4] = {c->batch, c->q_heads, c->queries, c->length};
+    const int skipped = c->mask.ndim ? 4 - c->mask.ndim : 0;
+    int64_t shape[4];
+    for (int d = 0; d < 4; d++) shape[d] = d < skipped || c->mask.once >> d & 1 ? 1 : whole[d];
+    p->mask =
+        test_tensor_new(c->mask.dtype, c->mask.layout, shape[0], shape[1], shape[2], shape[3]);
+    kvc_array *a = &p->mask.array, *given = &p->given_mask;
+    for (int64_t row = 0; row < shape[0] * shape[1] * shape[2]; row++)
+        fill_mask_row(a, c->mask.pattern, row / shape[2] / shape[1], row / shape[2] % shape[1],
+                      row % shape[2], seed);
+    *given = *a;
+    given->ndim = 4 - skipped;
+    for (int d = 0; d < 4; d++) {
+        if (shape[d] == 1) a->strides[d] = 0; /* the tests index the whole problem */
+        a->shape[d] = whole[d];
+    }
+    for (int d = 0; d < given->ndim; d++) {
+        given->shape[d] = c->mask.stretch ? whole[skipped + d] : shape[skipped + d];
+        given->strides[d] = c->mask.stretch ? a->strides[skipped + d] : given->strides[skipped + d];
     }
 }
 
@@ -101,7 +158,7 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     if (c.q_dtype == 0) c.q_dtype = KVC_F32;
     if (c.out_dtype == 0) c.out_dtype = KVC_F32;
     if (c.amplitude == 0) c.amplitude = 1;
-    const test_problem p = {
+    test_problem p = {
         .c = c,
         .q = test_tensor_new(c.q_dtype, c.q_layout, c.batch, c.q_heads, c.queries, c.key_dim),
         .k = test_tensor_new(c.kv_dtype, c.kv_layout, c.batch, c.kv_heads, c.length, c.key_dim),
@@ -113,6 +170,9 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     test_fill_random(&p.q.array, c.amplitude, seed);
     test_fill_random(&p.k.array, c.amplitude, seed);
     test_fill_random(&p.v.array, 1, seed);
+    if (c.mask.dtype) new_mask(&p, seed);
+    if (c.sinks) p.sinks = new_heads(c.sinks, &c, 3, seed);
+    if (c.slopes) p.slopes = new_heads(c.slopes, &c, 0.5, seed);
     return p;
 }
 
@@ -121,6 +181,9 @@ void test_problem_free(test_problem *p) {
     test_tensor_free(&p->k);
     test_tensor_free(&p->v);
     test_tensor_free(&p->out);
+    test_tensor_free(&p->mask);
+    test_tensor_free(&p->sinks);
+    test_tensor_free(&p->slopes);
     test_tensor_free(&p->lse);
 }
 
@@ -143,8 +206,12 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
 }
 
 kvc_attention_extras test_extras(test_problem *p) {
-    return (kvc_attention_extras){
-        .struct_size = sizeof(kvc_attention_extras), .lse = &p->lse.array, .lengths = p->c.lengths};
+    return (kvc_attention_extras){.struct_size = sizeof(kvc_attention_extras),
+                                  .mask = p->c.mask.dtype ? &p->given_mask : NULL,
+                                  .sinks = p->c.sinks ? &p->sinks.array : NULL,
+                                  .slopes = p->c.slopes ? &p->slopes.array : NULL,
+                                  .lse = &p->lse.array,
+                                  .lengths = p->c.lengths};
 }
 
 void test_run_on(const test_problem *p, kvc_path path, const kvc_executor *executor) {
@@ -164,90 +231,6 @@ void test_run(const test_problem *p, kvc_path path) {
     test_run_on(p, path, NULL);
 }
 
-/* scale · q[b][h][i] · k[b][h / group][j] */
-static double raw_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const test_case *c = &p->c;
-    const int64_t group = c->q_heads / c->kv_heads;
-    const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
-    double sum = 0;
-    for (int64_t d = 0; d < c->key_dim; d++)
-        sum += test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
-    return scale * sum;
-}
-
-double test_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const double cap = (double)p->c.softcap, s = raw_score(p, b, h, i, j);
-    return cap > 0 ? cap * tanh(s / cap) : s;
-}
-
-static bool sees(const test_case *c, int64_t i, int64_t j) {
-    const int64_t position = c->length - c->queries + i;
-    if (c->not_causal) return true;
-    return j <= position && (c->window == 0 || j > position - c->window);
-}
-
-/* The case of one sequence: its own length. */
-static test_case sequence_of(const test_problem *p, int64_t b) {
-    test_case c = p->c;
-    if (c.lengths) c.length = c.lengths[b];
-    return c;
-}
-
-void test_poison_unseen(const test_problem *p) {
-    const test_case *c = &p->c;
-    for (int64_t n = 0; n < c->batch * c->kv_heads * c->length; n++) {
-        const int64_t b = n / c->length / c->kv_heads, h = n / c->length % c->kv_heads;
-        const int64_t j = n % c->length;
-        const test_case own = sequence_of(p, b);
-        bool seen = false;
-        for (int64_t i = 0; i < c->queries; i++)
-            seen = seen || (j < own.length && sees(&own, i, j));
-        if (seen) continue;
-        for (int64_t d = 0; d < c->key_dim; d++) test_set(&p->k.array, b, h, j, d, (double)NAN);
-        for (int64_t d = 0; d < c->value_dim; d++) test_set(&p->v.array, b, h, j, d, (double)NAN);
-    }
-}
-
-/* One row; returns its log-sum-exp. */
-static double attend_row(const test_problem *p, int64_t b, int64_t h, int64_t i, double *out) {
-    const test_case own = sequence_of(p, b), *c = &own;
-    const int64_t kv_head = h / (c->q_heads / c->kv_heads);
-    double most = -INFINITY, total = 0;
-    for (int64_t j = 0; j < c->length; j++)
-        if (sees(c, i, j)) most = fmax(most, test_score(p, b, h, i, j));
-    for (int64_t d = 0; d < c->value_dim; d++) out[d] = 0;
-    if (most == -INFINITY) return most;
-    for (int64_t j = 0; j < c->length; j++) {
-        if (!sees(c, i, j)) continue;
-        const double weight = exp(test_score(p, b, h, i, j) - most);
-        if (weight == 0) continue;
-        total += weight;
-        for (int64_t d = 0; d < c->value_dim; d++)
-            out[d] += weight * test_get(&p->v.array, b, kv_head, j, d);
-    }
-    for (int64_t d = 0; d < c->value_dim; d++) out[d] /= total;
-    return most + log(total);
-}
-
-void test_attend(const test_problem *p, double *out, double *lse) {
-    const test_case *c = &p->c;
-    for (int64_t b = 0; b < c->batch; b++)
-        for (int64_t h = 0; h < c->q_heads; h++)
-            for (int64_t i = 0; i < c->queries; i++, out += c->value_dim)
-                *lse++ = attend_row(p, b, h, i, out);
-}
-
-static double largest_score(const test_problem *p) {
-    const test_case *c = &p->c;
-    double largest = 0;
-    for (int64_t b = 0; b < c->batch; b++)
-        for (int64_t h = 0; h < c->q_heads; h++)
-            for (int64_t i = 0; i < c->queries; i++)
-                for (int64_t j = 0; j < c->length; j++)
-                    largest = fmax(largest, fabs(raw_score(p, b, h, i, j)));
-    return largest;
-}
-
 /* Half the step between numbers of a dtype at this value. */
 static double half_step(kvc_dtype dtype, double value) {
     switch (dtype) {
@@ -257,41 +240,24 @@ static double half_step(kvc_dtype dtype, double value) {
     }
 }
 
-/* What is right for a problem, in row-major order. */
-typedef struct truth {
-    double *out, *lse;
-} truth;
-
-static truth new_truth(const test_case *c) {
-    const size_t rows = (size_t)(c->batch * c->q_heads * c->queries);
-    const truth t = {.out = malloc(rows * (size_t)c->value_dim * sizeof(double)),
-                     .lse = malloc(rows * sizeof(double))};
-    assert_non_null(t.out);
-    assert_non_null(t.lse);
-    return t;
-}
-
-static void free_truth(truth *t) {
-    free(t->out);
-    free(t->lse);
-}
-
 static void fail_at(const test_problem *p, const char *what, const int64_t at[4], double given,
                     double wanted, double bound) {
     const test_case *c = &p->c;
-    fail_msg(
-        "%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
-        "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64 "/%" PRId64
-        ", queries %" PRId64 ", length %" PRId64
-        ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64 ", softcap %g",
-        what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads, c->kv_heads,
-        c->key_dim, c->value_dim, c->queries, c->length, kvc_dtype_name(c->kv_dtype),
-        kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype), c->kv_layout, c->q_layout,
-        c->out_layout, c->not_causal, c->window, (double)c->softcap);
+    fail_msg("%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
+             "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64
+             "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
+             ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64
+             ", softcap %g, sinks %s, slopes %s, mask %s pattern %d once %u ndim %d stretch %d",
+             what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads,
+             c->kv_heads, c->key_dim, c->value_dim, c->queries, c->length,
+             kvc_dtype_name(c->kv_dtype), kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype),
+             c->kv_layout, c->q_layout, c->out_layout, c->not_causal, c->window, (double)c->softcap,
+             kvc_dtype_name(c->sinks), kvc_dtype_name(c->slopes), kvc_dtype_name(c->mask.dtype),
+             c->mask.pattern, c->mask.once, c->mask.ndim, c->mask.stretch);
 }
 
-static void compare(const test_problem *p, const truth *right) {
-    const double score = largest_score(p), *out = right->out, *lse = right->lse;
+void test_compare(const test_problem *p, const test_truth *right) {
+    const double score = right->largest_score, *out = right->out, *lse = right->lse;
     double value = 0;
     FOR_EACH(&p->v.array, b, h, j, d) {
         value = fmax(value, fabs(test_get(&p->v.array, b, h, j, d))); /* no NaN */
@@ -313,30 +279,41 @@ static void compare(const test_problem *p, const truth *right) {
 
 void test_compare_paths(const test_problem *p) {
     const test_case *c = &p->c;
-    truth right = new_truth(c);
-    double *out = right.out, *lse = right.lse;
+    test_truth right = test_truth_new(p);
     test_problem slow = *p;
     slow.c.out_dtype = KVC_F32;
     slow.out =
         test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, c->batch, c->q_heads, c->queries, c->value_dim);
     slow.lse = new_lse(c);
     test_run(&slow, KVC_PATH_REFERENCE);
-    FOR_EACH(&slow.out.array, b, h, i, d) {
-        *out++ = test_get(&slow.out.array, b, h, i, d);
-    }
-    FOR_EACH(&slow.lse.array, b, h, i, d) {
-        *lse++ = test_get(&slow.lse.array, b, h, i, d);
-    }
+    test_compare(&slow, &right);
     test_run(p, KVC_PATH_FUSED);
-    compare(p, &right);
+    test_compare(p, &right);
     test_tensor_free(&slow.out);
     test_tensor_free(&slow.lse);
-    free_truth(&right);
+    test_truth_free(&right);
 }
 
 void test_compare_formula(const test_problem *p) {
-    truth right = new_truth(&p->c);
-    test_attend(p, right.out, right.lse);
-    compare(p, &right);
-    free_truth(&right);
+    test_truth right = test_truth_new(p);
+    test_compare(p, &right);
+    test_truth_free(&right);
+}
+
+void test_check(const test_case *c, const kvc_executor *executor, uint64_t *seed) {
+    test_problem p = test_problem_new(c, seed);
+    test_truth right = test_truth_new(&p);
+    test_poison_unseen(&p);
+    for (int turn = 0; turn < 3; turn++) {
+        test_problem own = p; /* out and lse are NaN again */
+        own.out = test_tensor_new(p.c.out_dtype, p.c.out_layout, p.c.batch, p.c.q_heads,
+                                  p.c.queries, p.c.value_dim);
+        own.lse = new_lse(&p.c);
+        test_run_on(&own, turn ? KVC_PATH_FUSED : KVC_PATH_REFERENCE, turn == 2 ? executor : NULL);
+        test_compare(&own, &right);
+        test_tensor_free(&own.out);
+        test_tensor_free(&own.lse);
+    }
+    test_truth_free(&right);
+    test_problem_free(&p);
 }

@@ -24,6 +24,24 @@ typedef struct test_tensor {
     void *memory;
 } test_tensor;
 
+/** What a random mask hides. */
+typedef enum test_pattern {
+    TEST_SCATTERED = 0, /**< every other key or so */
+    TEST_RUNS = 1,      /**< runs of keys, some longer than a block */
+    TEST_PADDED = 2,    /**< the first keys */
+    TEST_WHOLE_ROWS = 3 /**< all keys of some queries, and none of the others */
+} test_pattern;
+
+/** A random mask. Zeroed, there is none. */
+typedef struct test_mask {
+    kvc_dtype dtype; /**< u8, or added to scores */
+    test_pattern pattern;
+    unsigned once;      /**< bit d: dimension d of four is 1 */
+    int ndim;           /**< dimensions given, leading ones left out; 0 means 4 */
+    bool stretch;       /**< those of 1 are given their whole extent, with a stride of 0 */
+    test_layout layout; /**< of its elements */
+} test_mask;
+
 /** What to attend. Zeroed fields mean: batch, heads and queries 1, value_dim as key_dim, f32. */
 typedef struct test_case {
     int64_t batch, q_heads, kv_heads, key_dim, value_dim, queries, length;
@@ -33,6 +51,8 @@ typedef struct test_case {
     int64_t window;
     const int64_t *lengths; /**< [batch] positions in use; NULL: length */
     float softcap;
+    kvc_dtype sinks, slopes; /**< 0: none */
+    test_mask mask;
     float scale;      /**< 0: the default of the library */
     double amplitude; /**< of the elements of q and k; 0 means 1. Those of v are below 1 */
 } test_case;
@@ -41,7 +61,10 @@ typedef struct test_case {
 typedef struct test_problem {
     test_case c;
     test_tensor q, k, v, out;
-    test_tensor lse; /**< [batch][q_heads][queries], f32 */
+    test_tensor mask;          /**< of four dimensions, if any */
+    kvc_array given_mask;      /**< as the run is given it */
+    test_tensor sinks, slopes; /**< [q_heads], if any */
+    test_tensor lse;           /**< [batch][q_heads][queries], f32 */
 } test_problem;
 
 /** Setup of a group of tests that kvc_test_each_isa runs: where KVC_ISA names an instruction set
@@ -66,9 +89,6 @@ void test_problem_free(test_problem *p);
 /** Returns the description of a plan for a problem. */
 kvc_attention_desc test_desc(const test_problem *p, kvc_path path);
 
-/** Returns the score of a key, adjusted as the case wants. */
-double test_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j);
-
 /** Returns what a run of the problem takes and gives besides. */
 kvc_attention_extras test_extras(test_problem *p);
 
@@ -81,19 +101,30 @@ void test_run_on(const test_problem *p, kvc_path path, const kvc_executor *execu
 /** Makes the keys and values that no query of their heads sees NaN. */
 void test_poison_unseen(const test_problem *p);
 
-/** Attends by the formula, in f64, without any code of the library.
- * @param out  [batch][q_heads][queries][value_dim]
- * @param lse  [batch][q_heads][queries] */
-void test_attend(const test_problem *p, double *out, double *lse);
+/** What is right for a problem, by the formula, in f64, without any code of the library. */
+typedef struct test_truth {
+    double *out;          /**< [batch][q_heads][queries][value_dim] */
+    double *lse;          /**< [batch][q_heads][queries] */
+    double largest_score; /**< of those that any query sees, in magnitude */
+} test_truth;
 
-/** Fails, printing the case, when the fused path is further from the f32 result of the reference
- * than rounding explains:
- *     |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype,
+test_truth test_truth_new(const test_problem *p);
+void test_truth_free(test_truth *truth);
+
+/** Fails, printing the case, when p->out or p->lse are further from the truth than rounding
+ * explains: |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype,
  * and that of the log-sum-exp, 2e-6 + 2.5e-7 · (largest |score| + |lse|).
  * A score is rounded in f32, and that error grows with it. */
+void test_compare(const test_problem *p, const test_truth *right);
+
+/** test_compare with the problem's own truth. */
+void test_compare_formula(const test_problem *p);
+
+/** Runs a problem on both paths and compares each with the truth; the fused path's result stays. */
 void test_compare_paths(const test_problem *p);
 
-/** Fails as test_compare_paths does, when p->out and p->lse are not what test_attend gives. */
-void test_compare_formula(const test_problem *p);
+/** Checks a case on both paths, and on the fused one by an executor as well, what nobody sees being
+ * NaN. */
+void test_check(const test_case *c, const kvc_executor *executor, uint64_t *seed);
 
 #endif

@@ -334,5 +334,5 @@ int main(void) {
         cmocka_unit_test(merge__does_not_overflow_at_the_largest_scores),
         cmocka_unit_test(merge__names_the_argument_that_does_not_fit),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_isa_setup, NULL);
 }

@@ -344,19 +344,36 @@ static void run__names_the_extra_that_is_wrong(void **state) {
     test_problem p = good_problem();
     kvc_attention *plan = new_plan(good);
     const size_t bytes = kvc_array_nbytes(&p.out.array);
+    const float numbers[8] = {0};
+    const uint8_t kept[64] = {1};
     char before[4096];
     assert_true(bytes <= sizeof before);
     memcpy(before, p.out.memory, bytes);
 #define REFUSED(change, status, words)                                                             \
     do {                                                                                           \
-        kvc_array lse = p.lse.array, out = p.out.array;                                            \
-        kvc_attention_extras e = {.struct_size = sizeof e, .lse = &lse};                           \
+        kvc_array lse = p.lse.array, out = p.out.array, sinks;                                     \
+        kvc_array mask;                                                                            \
+        kvc_attention_extras e = {                                                                 \
+            .struct_size = sizeof e, .mask = &mask, .sinks = &sinks, .lse = &lse};                 \
+        assert_ok(kvc_array_borrow(&mask, KVC_U8, 2, (int64_t[]){3, 20}, NULL, kept));             \
+        assert_ok(kvc_array_borrow(&sinks, KVC_F32, 1, (int64_t[]){4}, NULL, numbers));            \
         change;                                                                                    \
         assert_names(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &out, &e),     \
                      status, words);                                                               \
         assert_memory_equal(before, p.out.memory, bytes);                                          \
     } while (0)
     REFUSED(e.struct_size = 0, KVC_E_INVALID, "kvc_attention_extras.struct_size: 0 given");
+    REFUSED(mask.ndim = 0, KVC_E_SHAPE,
+            "extras.mask: shape [] given, one that broadcasts to [2, 4, 3, 20]");
+    REFUSED(mask.ndim = 5, KVC_E_SHAPE, "extras.mask: shape [3, 20, ");
+    REFUSED(mask.shape[0] = 2, KVC_E_SHAPE, "extras.mask: shape [2, 20] given");
+    REFUSED(mask.shape[1] = 19, KVC_E_SHAPE, "extras.mask: shape [3, 19] given");
+    REFUSED(mask.dtype = KVC_I8, KVC_E_SHAPE, "extras.mask: dtype i8 given, u8, f32, f16 or bf16");
+    REFUSED(mask.data = NULL, KVC_E_INVALID, "extras.mask: data");
+    REFUSED(sinks.shape[0] = 2, KVC_E_SHAPE, "extras.sinks: shape [2] given, [4] wanted");
+    REFUSED(sinks.dtype = KVC_U8, KVC_E_SHAPE, "extras.sinks: dtype u8 given, f32, f16 or bf16");
+    REFUSED(sinks.data = (char *)sinks.data + 1, KVC_E_INVALID, "extras.sinks: data");
+    REFUSED(e.slopes = &lse, KVC_E_SHAPE, "extras.slopes: shape [2, 4, 3] given, [4] wanted");
     REFUSED(lse.ndim = 2, KVC_E_SHAPE, "extras.lse: shape [2, 4] given, [2, 4, 3] wanted");
     REFUSED(lse.shape[2] = 2, KVC_E_SHAPE, "extras.lse: shape [2, 4, 2] given, [2, 4, 3] wanted");
     REFUSED(lse.dtype = KVC_F16, KVC_E_SHAPE, "extras.lse: dtype f16 given, f32 wanted");

@@ -2,9 +2,7 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/half.h"
 #include "support/attend.h"
@@ -268,45 +266,6 @@ static void attention__does_not_overflow_at_the_largest_scores(void **state) {
     }
 }
 
-/* Keys or values whose last row ends where the address space does. */
-static void *before_guard_page(size_t bytes, void **map, size_t *map_bytes) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t whole = (bytes + page - 1) / page * page;
-    *map_bytes = whole + page;
-    *map = mmap(NULL, *map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(*map != MAP_FAILED);
-    assert_int_equal(mprotect((char *)*map + whole, page, PROT_NONE), 0);
-    return (char *)*map + whole - bytes;
-}
-
-static void attention__reads_nothing_behind_the_last_row(void **state) {
-    (void)state;
-    static const int64_t dims[] = {1, 7, 64, 100, 576};
-    uint64_t seed = test_seed(13);
-    for (int i = 0; i < 3 * 5 * PATHS; i++) {
-        const test_case c = {.key_dim = dims[i % 5],
-                             .q_heads = 3,
-                             .kv_heads = 1,
-                             .queries = 2,
-                             .length = 35,
-                             .kv_dtype = dtypes[i / 5 % 3]};
-        const kvc_path path = paths[i / 15];
-        test_problem p = test_problem_new(&c, &seed);
-        test_tensor *sides[] = {&p.k, &p.v, &p.q};
-        void *maps[3], *own[3];
-        size_t map_bytes[3];
-        for (int side = 0; side < 3; side++) {
-            const size_t bytes = kvc_array_nbytes(&sides[side]->array);
-            own[side] = sides[side]->memory;
-            sides[side]->array.data = before_guard_page(bytes, &maps[side], &map_bytes[side]);
-            memcpy(sides[side]->array.data, own[side], bytes);
-        }
-        test_run(&p, path);
-        for (int side = 0; side < 3; side++) (void)munmap(maps[side], map_bytes[side]);
-        test_problem_free(&p);
-    }
-}
-
 /* A test tensor is NaN wherever there is no element, and so is the output before a run. */
 static void attention__writes_its_elements_and_nothing_else(void **state) {
     (void)state;
@@ -429,7 +388,6 @@ int main(void) {
         cmocka_unit_test(attention__lets_scores_of_minus_infinity_weigh_nothing),
         cmocka_unit_test(attention__forgets_what_a_later_score_outweighs),
         cmocka_unit_test(attention__does_not_overflow_at_the_largest_scores),
-        cmocka_unit_test(attention__reads_nothing_behind_the_last_row),
         cmocka_unit_test(attention__writes_its_elements_and_nothing_else),
         cmocka_unit_test(reference__takes_any_strides),
         cmocka_unit_test(reference__is_what_the_formula_says),

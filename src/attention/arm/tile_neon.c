@@ -25,22 +25,21 @@ static inline vf v_max(vf a, vf b) {
     return vbslq_f32(vcgtq_f32(a, b), a, b); /* vmaxq gives NaN where either is */
 }
 
-static inline void v_load_f32(vf *x, vf *y, const void *from) {
-    *x = vld1q_f32(from);
-    *y = vld1q_f32((const float *)from + W);
+static inline vf v_swap(vf x, const int step) {
+    return step == 2 ? vextq_f32(x, x, 2) : vrev64q_f32(x);
 }
 
-static inline void v_load_f16(vf *x, vf *y, const void *from) {
-    const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(from));
-    *x = vcvt_f32_f16(vget_low_f16(halves));
-    *y = vcvt_high_f32_f16(halves);
+static inline vf v_load_f32(const void *from, int half) {
+    return vld1q_f32((const float *)from + half * W);
+}
+
+static inline vf v_load_f16(const void *from, int half) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)from + half * W)));
 }
 
 /* A bf16 is the upper half of its f32. */
-static inline void v_load_bf16(vf *x, vf *y, const void *from) {
-    const uint16x8_t words = vld1q_u16(from);
-    *x = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(words), 16));
-    *y = vreinterpretq_f32_u32(vshll_high_n_u16(words, 16));
+static inline vf v_load_bf16(const void *from, int half) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)from + half * W), 16));
 }
 
 static inline vf v_sums(const vf a[W]) {

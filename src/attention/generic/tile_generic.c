@@ -27,19 +27,21 @@ static inline vf v_max(vf a, vf b) {
     return (vf)((greater & (vi)a) | (~greater & (vi)b));
 }
 
-static inline void v_load_f32(vf *x, vf *y, const void *from) {
-    *x = v_load(from);
-    *y = v_load((const float *)from + W);
+static inline vf v_swap(vf x, const int step) {
+    return step == 2 ? (vf){x[2], x[3], x[0], x[1]} : (vf){x[1], x[0], x[3], x[2]};
+}
+
+static inline vf v_load_f32(const void *from, int half) {
+    return v_load((const float *)from + half * W);
 }
 
 /* A bf16 is the upper half of its f32: of a pair in one word, one is shifted there, the other
  * masked. Which of the two comes first in memory is found by order_of. */
-static inline void v_load_bf16(vf *x, vf *y, const void *from) {
+static inline vf v_load_bf16(const void *from, int half) {
     typedef uint32_t words __attribute__((vector_size(16)));
     words pairs;
     memcpy(&pairs, from, sizeof pairs);
-    *x = (vf)(pairs << 16);
-    *y = (vf)(pairs & 0xffff0000u);
+    return (vf)(half == 0 ? pairs << 16 : pairs & 0xffff0000u);
 }
 
 static inline vf v_sums(const vf a[W]) {

@@ -26,22 +26,25 @@ static inline vf v_max(vf a, vf b) {
     return _mm256_max_ps(a, b);
 }
 
-static inline void v_load_f32(vf *x, vf *y, const void *from) {
-    *x = _mm256_loadu_ps(from);
-    *y = _mm256_loadu_ps((const float *)from + W);
+/* step is 1, 2 or 4, known when inlined. */
+static inline vf v_swap(vf x, const int step) {
+    if (step == 4) return _mm256_permute2f128_ps(x, x, 1);
+    return step == 2 ? _mm256_permute_ps(x, 0x4e) : _mm256_permute_ps(x, 0xb1);
 }
 
-static inline void v_load_f16(vf *x, vf *y, const void *from) {
-    const __m128i *halves = from;
-    *x = _mm256_cvtph_ps(_mm_loadu_si128(halves));
-    *y = _mm256_cvtph_ps(_mm_loadu_si128(halves + 1));
+static inline vf v_load_f32(const void *from, int half) {
+    return _mm256_loadu_ps((const float *)from + half * W);
 }
 
-/* A bf16 is the upper half of its f32: the even elements shifted there, the odd ones masked. */
-static inline void v_load_bf16(vf *x, vf *y, const void *from) {
-    const __m256i pairs = _mm256_castps_si256(v_keep(_mm256_loadu_ps(from)));
-    *x = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-    *y = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+static inline vf v_load_f16(const void *from, int half) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from + half));
+}
+
+/* A bf16 is the upper half of its f32: the even elements shifted there, or the odd ones masked. */
+static inline vf v_load_bf16(const void *from, int half) {
+    const __m256i pairs = _mm256_loadu_si256(from);
+    if (half == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
 static inline vf v_sums(const vf a[W]) {
