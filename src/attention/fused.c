@@ -24,6 +24,9 @@ static int64_t round_up(int64_t n, int64_t step) {
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
     return ops->score[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
@@ -36,10 +39,11 @@ static size_t whole_lines(size_t floats) {
     return (floats + line - 1) / line * line;
 }
 
-/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
- * With many, work on a block costs more than its memory. */
-static int64_t choose_block(int64_t rows) {
-    return rows > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
+/* Positions of a block. With few rows a page of keys: memory is read best where no stream rests for
+ * long. With many, work on a block takes longer than to read it. */
+static int64_t choose_block(int64_t rows, int64_t row_bytes) {
+    const int64_t positions = 4096 / row_bytes / 8 * 8;
+    return rows > 8 ? KVC__BLOCK : smaller(larger(positions, 8), KVC__BLOCK);
 }
 
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
@@ -95,9 +99,18 @@ static void lay_out_sums(kvc__work *w, float *at) {
 static kvc__work begin_part(const run *call, int64_t index, int thread) {
     const kvc__division *d = &call->division;
     const kvc__schedule *s = call->schedule;
+    const kvc__job *job = d->job;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
-    w.block = choose_block(w.part.rows);
+    w.block = choose_block(w.part.rows, job->key_dim * element_bytes);
+    w.common =
+        (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
+                     kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
+    w.first_key = kvc__at(&job->k, w.part.sequence, w.part.kv_head, 0, 0);
+    w.first_value = kvc__at(&job->v, w.part.sequence, w.part.kv_head, 0, 0);
+    w.key_step_bytes = job->k.position_stride * element_bytes;
+    w.value_step_bytes = job->v.position_stride * element_bytes;
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + score_floats(&w);
     w.keys = w.q + w.most * w.key_width;
@@ -161,23 +174,33 @@ static void end_rows(const kvc__work *w) {
     }
 }
 
-kvc__block kvc__work_block(const kvc__work *w, const kvc__rows *rows, int64_t dim, int64_t width,
-                           float *copy, int64_t start, int64_t count) {
-    const char *from = kvc__at(rows, w->part.sequence, w->part.kv_head, start, 0);
-    const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(rows->dtype)];
-    if (w->direct) return (kvc__block){from, step, count, NULL};
+/* Positions of K or V as tiles and panels read them: where they lie, or copied. */
+static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_bytes, int64_t dim,
+                            int64_t width, float *copy, int64_t count) {
+    const kvc_dtype dtype = w->job->k.dtype;
+    const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(dtype)];
+    if (w->direct) return (kvc__block){from, step_bytes, count, NULL};
     for (int64_t j = 0; j < count; j++) {
         float *row = copy + j * (width + KVC__WORK_PAD);
         if (widen) {
-            widen(row, from + j * step, dim);
+            widen(row, from + j * step_bytes, dim);
         } else {
-            kvc__row_load(row, from + j * step, rows->dtype, 0, dim);
+            kvc__row_load(row, from + j * step_bytes, dtype, 0, dim);
             memset(row + dim, 0, (size_t)(width - dim) * sizeof *row);
         }
     }
     const int64_t row_bytes = (width + KVC__WORK_PAD) * (int64_t)sizeof *copy;
     return (kvc__block){(const char *)copy, row_bytes, count, NULL};
+}
+
+kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count) {
+    return copy_rows(w, w->first_key + start * w->key_step_bytes, w->key_step_bytes,
+                     w->job->key_dim, w->key_width, w->keys, count);
+}
+
+kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count) {
+    return copy_rows(w, w->first_value + start * w->value_step_bytes, w->value_step_bytes,
+                     w->job->value_dim, w->value_width, w->values, count);
 }
 
 void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t stride,
@@ -207,6 +230,10 @@ void kvc__work_keep(const kvc__work *w, int64_t first, int64_t rows, int64_t sta
 static bool see_block(const kvc__work *w, kvc__range seen[4], int64_t first, int64_t rows,
                       int64_t start, int64_t count) {
     bool any = false;
+    if (start >= w->common.begin && start + count <= w->common.end) {
+        for (int64_t r = 0; r < rows; r++) seen[r] = (kvc__range){0, count};
+        return true;
+    }
     for (int64_t r = 0; r < rows; r++) {
         seen[r] = kvc__work_seen(w, first + r, start, count);
         any = any || seen[r].begin < seen[r].end;
@@ -285,9 +312,7 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
 
 static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    kvc__block k = kvc__work_block(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    kvc__block v =
-        kvc__work_block(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    kvc__block k = kvc__work_keys(w, start, count), v = kvc__work_values(w, start, count);
     k.ahead = v.ahead = ahead;
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {

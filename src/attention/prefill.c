@@ -37,9 +37,7 @@ static extent look_closely(const kvc__work *w, int64_t first, int64_t rows, int6
     return all == kvc__bits((kvc__range){0, count}) ? ALL : SOME;
 }
 
-static void fetch_row(const kvc__work *w, const kvc__rows *rows, int64_t position, int64_t dim) {
-    const char *row = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
-    const int64_t bytes = dim * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+static void fetch(const char *row, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 0, 2);
 }
 
@@ -47,14 +45,14 @@ static void fetch_row(const kvc__work *w, const kvc__rows *rows, int64_t positio
  * take about as long as all that is done with it. */
 static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const kvc__tile *rows,
                             const kvc__block *k, int64_t start) {
-    const kvc__job *job = w->job;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(w->job->k.dtype);
     for (int64_t j = 0; j < k->count; j += SLICE) {
         const kvc__block slice = {k->data + j * k->step_bytes, k->step_bytes,
                                   smaller(SLICE, k->count - j), NULL};
         const int64_t next = start + k->count + j;
         for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
-            fetch_row(w, &job->k, i, job->key_dim);
-            fetch_row(w, &job->v, i, job->value_dim);
+            fetch(w->first_key + i * w->key_step_bytes, w->job->key_dim * element_bytes);
+            fetch(w->first_value + i * w->value_step_bytes, w->job->value_dim * element_bytes);
         }
         panel->score(rows, &slice, w->scores + j * w->panel);
     }
@@ -62,10 +60,7 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
 
 static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    const kvc__block k =
-        kvc__work_block(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    const kvc__block v =
-        kvc__work_block(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    const kvc__block k = kvc__work_keys(w, start, count), v = kvc__work_values(w, start, count);
     bool is_first = true;
     for (int64_t first = 0; first < w->part.rows; first += w->panel) {
         const int64_t rows = smaller(w->panel, w->part.rows - first);

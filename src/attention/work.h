@@ -14,6 +14,9 @@ typedef struct kvc__work {
     const kvc__job *job;
     const kvc__ops *ops;
     kvc__part part;
+    kvc__range common;                   /**< positions that every row sees, if any */
+    const char *first_key, *first_value; /**< of the sequence and head */
+    int64_t key_step_bytes, value_step_bytes;
     int64_t panel;                  /**< rows side by side in q and sums: of a panel; 1: tiles */
     int64_t most;                   /**< rows that there is room for, in whole panels */
     int64_t key_width, value_width; /**< dims rounded up to whole units, the rest zeros */
@@ -58,9 +61,9 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
                        w->value_width};
 }
 
-/** Returns positions of K or V as tiles and panels read them: where they lie, or copied. */
-kvc__block kvc__work_block(const kvc__work *w, const kvc__rows *rows, int64_t dim, int64_t width,
-                           float *copy, int64_t start, int64_t count);
+/** Return positions of keys and values as tiles and panels read them: where they lie, or copied. */
+kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count);
+kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
 
 /** Makes of the scores of rows what the job makes of them.
  * @param stride  from a position's scores to the next's */
