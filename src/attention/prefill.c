@@ -59,9 +59,8 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
 }
 
 static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
-    const kvc__job *job = w->job;
-    const kvc__block k = kvc__work_keys(w, start, count), v = kvc__work_values(w, start, count);
-    bool is_first = true;
+    bool is_read = false; /* a block that no row sees never is */
+    kvc__block k, v;
     for (int64_t first = 0; first < w->part.rows; first += w->panel) {
         const int64_t rows = smaller(w->panel, w->part.rows - first);
         const kvc__panel *panel = &w->ops->panels[(rows - 1) / w->ops->lanes];
@@ -69,11 +68,17 @@ static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
         uint64_t seen[KVC__PANEL_MOST];
         float factor[KVC__PANEL_MOST];
         extent what = look(w, first, rows, start, count);
-        if (what == SOME || job->mask.data) what = look_closely(w, first, rows, start, count, seen);
+        if (what == SOME || (what == ALL && w->job->mask.data))
+            what = look_closely(w, first, rows, start, count, seen);
         if (what == NOTHING) continue;
-        if (is_first) score_and_fetch(w, panel, &tile, &k, start);
-        else panel->score(&tile, &k, w->scores);
-        is_first = false;
+        if (is_read) {
+            panel->score(&tile, &k, w->scores);
+        } else {
+            k = kvc__work_keys(w, start, count);
+            v = kvc__work_values(w, start, count);
+            score_and_fetch(w, panel, &tile, &k, start);
+            is_read = true;
+        }
         if (w->adjusts) kvc__work_adjust(w, first, rows, w->panel, start, count);
         panel->soften(&tile, what == SOME ? seen : NULL, count, w->scores, factor);
         panel->weigh(&tile, &v, what == SOME ? seen : NULL, w->scores, factor);
