@@ -3,9 +3,12 @@
 
 # Budget in seconds of `make fuzz` (each target) and `make soak` (each random test).
 SECONDS ?= 60
+# Options of `make peers`: see bench/peers/README.md.
+PEERS ?=
 DESTDIR ?=
 
-.PHONY: all check demo debug asan tsan clang arm lint format docs fuzz soak install clean help
+.PHONY: all check demo debug asan tsan clang arm lint format docs fuzz soak peers install clean \
+	help
 
 all: ## Build the release: build/kvcache, build/libkvcache.so, build/libkvcache.a
 	@scripts/build release
@@ -49,6 +52,10 @@ fuzz: ## Run every fuzz target for SECONDS
 soak: ## Run each random test for SECONDS on a new seed, under AddressSanitizer
 	@scripts/setup check
 	@scripts/soak $(SECONDS)
+
+peers: ## Measure attention beside MLX, ONNX Runtime, ggml, ik_llama.cpp (from PyPI)
+	@scripts/setup peers
+	@scripts/peers $(PEERS)
 
 install: all ## Install below DESTDIR and the prefix that was configured (/usr/local)
 	@DESTDIR=$(DESTDIR) cmake --install build

@@ -86,6 +86,7 @@ static append_row merge(const append_row *rows, size_t count) {
     for (size_t i = 1; i < count; i++) {
         const append_figures *more = &rows[i].figures;
         row.step_us.count += rows[i].step_us.count;
+        row.step_us.min = fmin(row.step_us.min, rows[i].step_us.min);
         row.step_us.max = fmax(row.step_us.max, rows[i].step_us.max);
         row.figures.appended_bytes += more->appended_bytes;
         row.figures.copied_bytes += more->copied_bytes;

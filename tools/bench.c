@@ -9,7 +9,7 @@ static const char about[] =
 static const cli_command commands[] = {
     {"append", "append one position a step to many caches: the seed's table",
      kvc_tool_bench_append},
-    {"attend", "attend with one query position over long caches", kvc_tool_bench_attend},
+    {"attend", "attend over long caches: decoding, verification, prefill", kvc_tool_bench_attend},
     {"pool", "take buffers from the pool, and from the driver", kvc_tool_bench_pool},
 };
 

@@ -48,11 +48,12 @@ double stats_median(stats_samples *samples) {
 
 stats_summary stats_summarise(stats_samples *samples) {
     const size_t n = samples->count;
-    stats_summary summary = {n, NAN, NAN, NAN, NAN};
+    stats_summary summary = {n, NAN, NAN, NAN, NAN, NAN};
     if (n == 0) return summary;
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += samples->values[i];
     summary.p50 = stats_median(samples); /* sorts */
+    summary.min = samples->values[0];
     summary.mean = sum / (double)n;
     summary.p99 = samples->values[(99 * n + 99) / 100 - 1];
     summary.max = samples->values[n - 1];

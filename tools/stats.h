@@ -29,7 +29,7 @@ void stats_free(stats_samples *samples);
 /** What is told of a list; NAN everywhere when it is empty. */
 typedef struct stats_summary {
     size_t count;
-    double p50, mean, p99, max;
+    double min, p50, mean, p99, max;
 } stats_summary;
 
 /** Sorts the samples and sums them up. The median of an even count is the mean of the middle two;

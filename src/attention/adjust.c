@@ -1,39 +1,65 @@
 #include "attention/adjust.h"
 
-static void add_slopes(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t first,
-                       int64_t count, float *s, int64_t stride) {
-    const float slope = kvc__load(kvc__at(&job->slopes, 0, head, 0, 0), job->slopes.dtype);
-    const float from = (float)(first - kvc__position(job, b, i)); /* exact to 2^24 */
-    for (int64_t j = 0; j < count; j++) s[j * stride] += slope * (from + (float)j);
+#include "attention/row.h"
+
+/* Scores are adjusted so many at a time: first their biases side by side, as vectors, then the
+ * sums, which may be strided. */
+enum { PIECE = 64 };
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
 }
 
-/* Bytes from one key of a mask to the next. */
-static int64_t step_of(const kvc__rows *mask) {
-    return mask->last_stride * (int64_t)kvc_dtype_size_bytes(mask->dtype);
+static float flag(char keeps) {
+    return kvc__f32_of_bits(kvc__choose(keeps == 0, 0xff800000u, 0)); /* -inf, 0 */
+}
+
+/* The mask of a row as what it adds: for flags 0, or -inf. */
+static void load_mask(float *restrict out, const kvc__job *job, int64_t b, int64_t head, int64_t i,
+                      int64_t first, int64_t count) {
+    const kvc__rows *mask = &job->mask;
+    const char *from = kvc__at(mask, b, head, i, first);
+    const int64_t step = mask->last_stride * (int64_t)kvc_dtype_size_bytes(mask->dtype);
+    if (mask->dtype == KVC_U8 && step == 1) /* a vector at a time */
+        for (int64_t j = 0; j < count; j++) out[j] = flag(from[j]);
+    else if (mask->dtype == KVC_U8)
+        for (int64_t j = 0; j < count; j++) out[j] = flag(from[j * step]);
+    else if (mask->last_stride == 1) kvc__row_load(out, from, mask->dtype, 0, count);
+    else
+        for (int64_t j = 0; j < count; j++) out[j] = kvc__load(from + j * step, mask->dtype);
+}
+
+static void fill_bias(float *restrict out, const kvc__job *job, int64_t b, int64_t head, int64_t i,
+                      int64_t first, int64_t count) {
+    float slope = 0;
+    if (job->mask.data) load_mask(out, job, b, head, i, first, count);
+    else
+        for (int64_t j = 0; j < count; j++) out[j] = 0;
+    if (!job->slopes.data) return;
+    slope = kvc__load(kvc__at(&job->slopes, 0, head, 0, 0), job->slopes.dtype);
+    const float distance = (float)(first - kvc__position(job, b, i)); /* exact to 2^24 */
+    for (int64_t j = 0; j < count; j++) out[j] += slope * (distance + (float)(int32_t)j);
 }
 
 void kvc__adjust(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t first,
                  int64_t count, float *s, int64_t stride) {
-    if (job->slopes.data) add_slopes(job, b, head, i, first, count, s, stride);
-    if (!job->mask.data || job->mask.dtype == KVC_U8) return;
-    const char *mask = kvc__at(&job->mask, b, head, i, first);
-    const int64_t step = step_of(&job->mask);
-    for (int64_t j = 0; j < count; j++)
-        s[j * stride] += kvc__load(mask + j * step, job->mask.dtype);
+    float bias[PIECE];
+    for (int64_t at = 0; at < count; at += PIECE) {
+        const int64_t n = smaller(count - at, PIECE);
+        fill_bias(bias, job, b, head, i, first + at, n);
+        for (int64_t j = 0; j < n; j++) s[(at + j) * stride] += bias[j];
+    }
 }
 
 uint64_t kvc__kept(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t first,
                    int64_t count) {
-    const char *mask = kvc__at(&job->mask, b, head, i, first);
-    const int64_t step = step_of(&job->mask);
+    float mask[64];
+    int hidden = 0;
     uint64_t kept = 0;
-    if (job->mask.dtype == KVC_U8)
-        for (int64_t j = 0; j < count; j++) kept |= (uint64_t)(mask[j * step] != 0) << j;
-    else
-        for (int64_t j = 0; j < count; j++) {
-            const float x = kvc__load(mask + j * step, job->mask.dtype);
-            kept |= (uint64_t)(x != -INFINITY) << j;
-        }
+    load_mask(mask, job, b, head, i, first, count);
+    for (int64_t j = 0; j < count; j++) hidden += mask[j] == -INFINITY;
+    if (hidden == 0) return kvc__bits((kvc__range){0, count}); /* mostly so */
+    for (int64_t j = 0; j < count; j++) kept |= (uint64_t)(mask[j] != -INFINITY) << j;
     return kept;
 }
 

@@ -1,10 +1,22 @@
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "attention/plan.h"
 #include "base/error.h"
 
-#define WRITE(text, ...) ((void)snprintf(text, sizeof(text), __VA_ARGS__))
+#define WRITE(text, ...)  ((void)snprintf(text, sizeof(text), __VA_ARGS__))
+#define APPEND(text, ...) append(text, sizeof(text), __VA_ARGS__)
+
+/* What does not fit is left out. */
+__attribute__((format(printf, 3, 4))) static void append(char *text, size_t bytes,
+                                                         const char *format, ...) {
+    const size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text + used, bytes - used, format, arguments);
+    va_end(arguments);
+}
 
 static void explain_reference(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
     const kvc_attention_desc *d = &plan->desc;
@@ -31,17 +43,16 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     const kvc__schedule *s = &plan->schedule;
     const kvc__ops *ops = s->ops;
     const bool generic = strcmp(ops->name, "generic") == 0;
-    char shared[96] = "", threads[48] = "", window[64] = "", cap[48] = "";
-    if (job->group > 1)
-        WRITE(shared, "; each row is read once for its group of %lld query heads",
-              (long long)job->group);
-    if (s->executor.threads > 1) WRITE(threads, ", on up to %d threads", s->executor.threads);
-    if (plan->desc.window > 0)
-        WRITE(window, ", a window of %lld positions", (long long)plan->desc.window);
-    if (plan->desc.softcap > 0) WRITE(cap, ", scores capped to %g", (double)plan->desc.softcap);
-    WRITE(e->reason, "fused: %s, one pass over keys and values%s%s%s%s%s%s",
-          generic ? "portable C" : ops->name, window, cap, threads, shared, *ops->limit ? "; " : "",
-          ops->limit);
+    const long long window = plan->desc.window, group = job->group;
+    WRITE(e->reason, "fused: %s, one pass over keys and values",
+          generic ? "portable C" : ops->name);
+    if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
+    if (plan->desc.softcap > 0)
+        APPEND(e->reason, ", scores capped to %g", (double)plan->desc.softcap);
+    if (s->executor.threads > 1) APPEND(e->reason, ", on up to %d threads", s->executor.threads);
+    if (group > 1)
+        APPEND(e->reason, "; each row is read once for its group of %lld query heads", group);
+    if (*ops->limit) APPEND(e->reason, "; %s", ops->limit);
     if (*ops->remedy) WRITE(e->remedy, "%s", ops->remedy);
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
 }

@@ -19,6 +19,9 @@ typedef struct work {
     const kvc__job *job;
     const kvc__ops *ops;
     kvc__part part;
+    kvc__range common;                   /* positions that every row sees, if any */
+    const char *first_key, *first_value; /* of the sequence and head */
+    int64_t key_step_bytes, value_step_bytes;
     int64_t key_width, value_width; /* dims rounded up to whole units, the rest zeros */
     bool adjusts;                   /* scores are not taken as they are */
     bool direct;                    /* tiles read K and V where they lie; else a copy in f32 */
@@ -79,10 +82,19 @@ static void lay_out_sums(work *w, float *at) {
     w->total = w->max + most;
 }
 
-/* Positions of a block. With few rows, few: memory is read best where no stream rests for long.
- * With many, work on a block costs more than its memory. */
-static int64_t choose_block(int64_t rows) {
-    return rows > 8 ? KVC__BLOCK : KVC__BLOCK / 4;
+/* Positions of a block. With few rows a page of keys: memory is read best where no stream rests for
+ * long. With many, work on a block takes longer than to read it. */
+static int64_t choose_block(int64_t rows, int64_t row_bytes) {
+    const int64_t positions = 4096 / row_bytes / 8 * 8;
+    return rows > 8 ? KVC__BLOCK : smaller(larger(positions, 8), KVC__BLOCK);
+}
+
+static int64_t head_of(const work *w, int64_t row) {
+    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
+}
+
+static int64_t query_of(const work *w, int64_t row) {
+    return (w->part.row + row) / w->job->group;
 }
 
 /* A part that is one of several leaves its sums in its slot. */
@@ -96,7 +108,13 @@ static work begin_part(const run *call, int64_t index, int thread) {
     w.value_width = round_up(job->value_dim, w.ops->unit);
     w.adjusts = job->softcap > 0 || kvc__adjusts(job);
     w.direct = is_direct(w.ops, job->k.dtype, job->key_dim, job->value_dim);
-    w.block = choose_block(w.part.rows);
+    w.block = choose_block(w.part.rows, job->key_dim * (int64_t)kvc_dtype_size_bytes(job->k.dtype));
+    w.common = (kvc__range){kvc__seen(job, w.part.sequence, query_of(&w, w.part.rows - 1)).begin,
+                            kvc__seen(job, w.part.sequence, query_of(&w, 0)).end};
+    w.first_key = kvc__at(&job->k, w.part.sequence, w.part.kv_head, 0, 0);
+    w.first_value = kvc__at(&job->v, w.part.sequence, w.part.kv_head, 0, 0);
+    w.key_step_bytes = job->k.position_stride * (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    w.value_step_bytes = job->v.position_stride * (int64_t)kvc_dtype_size_bytes(job->v.dtype);
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + KVC__SCORES;
     if (!w.direct) {
@@ -118,14 +136,6 @@ static const uint8_t *places(const work *w) {
 }
 
 /* The query head and the query of a row. */
-static int64_t head_of(const work *w, int64_t row) {
-    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
-}
-
-static int64_t query_of(const work *w, int64_t row) {
-    return (w->part.row + row) / w->job->group;
-}
-
 static void begin_rows(const work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
@@ -170,13 +180,11 @@ static void end_rows(const work *w) {
 }
 
 /* Positions of K or V as tiles read them: where they lie, or copied. */
-static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, int64_t width,
-                           float *copy, int64_t start, int64_t count) {
-    const char *from = kvc__at(rows, w->part.sequence, w->part.kv_head, start, 0);
-    const int64_t step = rows->position_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    if (w->direct) return (kvc__block){from, step, count, NULL};
+static kvc__block block_of(const work *w, const char *from, int64_t step_bytes, int64_t dim,
+                           int64_t width, float *copy, int64_t count) {
+    if (w->direct) return (kvc__block){from, step_bytes, count, NULL};
     for (int64_t j = 0; j < count; j++) {
-        kvc__row_load(copy + j * width, from + j * step, rows->dtype, 0, dim);
+        kvc__row_load(copy + j * width, from + j * step_bytes, w->job->k.dtype, 0, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
     return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, NULL};
@@ -186,6 +194,10 @@ static kvc__block block_of(const work *w, const kvc__rows *rows, int64_t dim, in
 static bool see_block(const work *w, kvc__range seen[4], int64_t first, int64_t rows, int64_t start,
                       int64_t count) {
     bool any = false;
+    if (start >= w->common.begin && start + count <= w->common.end) {
+        for (int64_t r = 0; r < rows; r++) seen[r] = (kvc__range){0, count};
+        return true;
+    }
     for (int64_t r = 0; r < rows; r++) {
         const kvc__range all = kvc__seen(w->job, w->part.sequence, query_of(w, first + r));
         const int64_t end = smaller(larger(all.end - start, 0), count);
@@ -283,8 +295,10 @@ static void take_in_masked(const work *w, kvc__tile *tile, int64_t first, int si
 
 static void attend_block(const work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
-    kvc__block k = block_of(w, &job->k, job->key_dim, w->key_width, w->keys, start, count);
-    kvc__block v = block_of(w, &job->v, job->value_dim, w->value_width, w->values, start, count);
+    kvc__block k = block_of(w, w->first_key + start * w->key_step_bytes, w->key_step_bytes,
+                            job->key_dim, w->key_width, w->keys, count);
+    kvc__block v = block_of(w, w->first_value + start * w->value_step_bytes, w->value_step_bytes,
+                            job->value_dim, w->value_width, w->values, count);
     k.ahead = v.ahead = ahead;
     int64_t rows;
     for (int64_t r = 0; r < w->part.rows; r += rows) {

@@ -40,11 +40,14 @@ typedef void (*kvc__prepare_fn)(float *q, int64_t width);
  * has a prefetcher of the hardware at work for it. */
 typedef struct kvc__ahead {
     const char *at[KVC__STREAMS];
+    int64_t due; /**< elements computed with, for which nothing was asked yet */
+    /* Where the rows of all streams touch and are as long, by turns a line: */
+    int64_t line_elements; /**< > 0 */
+    int64_t offset_bytes;
+    /* Otherwise a row: */
+    int turn;                    /**< the stream that is next */
     int64_t width[KVC__STREAMS]; /**< elements of a row, as tiles count them */
     int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
-    int line_elements; /**< of a cache line; > 0 where rows of all streams touch and are alike */
-    int turn;          /**< the stream whose row is next, otherwise */
-    int64_t due;       /**< elements computed with, for which nothing was asked yet */
 } kvc__ahead;
 
 /** Positions of keys or values, a unit's multiple of elements each. */
@@ -61,11 +64,11 @@ static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_
     a->due += elements;
     if (a->line_elements > 0) {
         const int64_t round = (int64_t)KVC__STREAMS * a->line_elements;
-        for (; a->due >= round; a->due -= round)
-            for (int i = 0; i < KVC__STREAMS; i++) {
-                __builtin_prefetch(a->at[i], 0, 3);
-                a->at[i] += LINE_BYTES;
-            }
+        for (; a->due >= round; a->due -= round) {
+            for (int i = 0; i < KVC__STREAMS; i++)
+                __builtin_prefetch(a->at[i] + a->offset_bytes, 0, 3);
+            a->offset_bytes += LINE_BYTES;
+        }
         return;
     }
     for (; a->due >= a->width[a->turn]; a->turn = (a->turn + 1) % KVC__STREAMS) {

@@ -49,17 +49,29 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
             const int64_t at = j + i < k->count ? j + i : k->count - 1;
             row[i] = k->data + at * k->step_bytes;
         }
-        kvc__ask(k->ahead, keys * width);
         for (int i = 0; i < W; i++) sum[i] = v_set(0);
-        for (int64_t d = 0; d < width; d += UNIT)
-            for (int half = 0; half < 2; half++) {
-                vf x[W];
-                for (int i = 0; i < keys; i++) x[i] = load(row[i] + d * element_bytes, half);
-                for (int r = 0; r < R; r++) {
-                    const vf q = v_keep(v_load(t->q + r * width + d + half * W));
-                    for (int i = 0; i < keys; i++) sum[i * R + r] += q * x[i];
+        if (R == 1) /* key by key: memory is read in its order */
+            for (int i = 0; i < keys; i++) {
+                vf odd = v_set(0);
+                kvc__ask(k->ahead, width);
+                for (int64_t d = 0; d < width; d += UNIT) {
+                    sum[i] += v_load(t->q + d) * load(row[i] + d * element_bytes, 0);
+                    odd += v_load(t->q + d + W) * load(row[i] + d * element_bytes, 1);
                 }
+                sum[i] += odd;
             }
+        else {
+            kvc__ask(k->ahead, keys * width);
+            for (int64_t d = 0; d < width; d += UNIT)
+                for (int half = 0; half < 2; half++) {
+                    vf x[W];
+                    for (int i = 0; i < keys; i++) x[i] = load(row[i] + d * element_bytes, half);
+                    for (int r = 0; r < R; r++) {
+                        const vf q = v_keep(v_load(t->q + r * width + d + half * W));
+                        for (int i = 0; i < keys; i++) sum[i * R + r] += q * x[i];
+                    }
+                }
+        }
         v_store(s + j * R, v_sums(sum));
     }
 }
@@ -77,7 +89,8 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
                 sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
             }
     const char *row = v->data + d * element_bytes;
-    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes)
+    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
+        if (R == 1) kvc__ask(v->ahead, UNITS * UNIT);
         for (int u = 0; u < UNITS; u++) {
             const vf x = load(row + u * UNIT * element_bytes, 0);
             const vf y = load(row + u * UNIT * element_bytes, 1);
@@ -87,6 +100,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
                 sum[u * R + r][1] += weight * y;
             }
         }
+    }
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
             for (int half = 0; half < 2; half++)
@@ -100,11 +114,11 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
     const int units = 4 / R; /* eight accumulators: enough to hide the latency of a sum */
     int64_t d = 0;
     for (; d + units * UNIT <= width; d += units * UNIT) {
-        kvc__ask(v->ahead, v->count * units * UNIT);
+        if (R > 1) kvc__ask(v->ahead, v->count * units * UNIT);
         weigh_units(sums, p, step, factor, v, width, d, R, units, load, element_bytes);
     }
     for (; d < width; d += UNIT) {
-        kvc__ask(v->ahead, v->count * UNIT);
+        if (R > 1) kvc__ask(v->ahead, v->count * UNIT);
         weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes);
     }
 }

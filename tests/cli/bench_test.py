@@ -8,8 +8,10 @@ import unittest
 from program import ProgramTest
 
 TINY = ["--rotate", "1", "--heads", "4/2", "--dim", "16", "--contexts", "64,100"]
-KEYS = {"dtype", "q_heads", "kv_heads", "head_dim", "context", "threads", "p50_us", "gbps",
-        "floor_gbps", "ratio", "path"}
+ONE = [*TINY[:-1], "64"]
+KEYS = {"dtype", "q_heads", "kv_heads", "head_dim", "context", "q_len", "batch", "shortest",
+        "window", "threads", "p50_us", "gbps", "floor_gbps", "gflops", "ceiling_gflops", "of",
+        "binds", "path"}
 
 
 class Attend(ProgramTest):
@@ -26,16 +28,70 @@ class Attend(ProgramTest):
             self.assertGreaterEqual(row["bytes"] * row["layers"], 1 << 20)
             self.assertAlmostEqual(row["gbps"], row["bytes"] / row["p50_us"] / 1e3,
                                    delta=row["gbps"] / 100)
-            self.assertAlmostEqual(row["ratio"], row["floor_gbps"] / row["gbps"],
-                                   delta=row["ratio"] / 100)
+            self.assertAlmostEqual(row["gflops"], 4 * 4 * 16 * row["context"] / row["p50_us"] / 1e3,
+                                   delta=row["gflops"] / 100)
+            self.assert_of_the_limit_that_binds(row)
+            self.assertLessEqual(row["best_us"], row["p50_us"])
             self.assertIn(row["path"], ["reference", "fused"])
+
+    def assert_of_the_limit_that_binds(self, row):
+        """The share is that of the limit which takes longer: the smaller share would flatter."""
+        shares = {"read": row["gbps"] / row["floor_gbps"],
+                  "fma": row["gflops"] / row["ceiling_gflops"]}
+        self.assertEqual(row["binds"], max(shares, key=shares.get))
+        self.assertAlmostEqual(row["of"], shares[row["binds"]], delta=row["of"] / 100)
+
+    def test_queries_and_sequences_count_what_they_see(self):
+        for row in self.parsed("bench", "attend", *ONE, "--q-len", "3", "--batch", "2")["rows"]:
+            pairs = sum(row["context"] - 2 + i for i in range(3))  # causal
+            self.assertEqual((row["q_len"], row["batch"]), (3, 2))
+            self.assertEqual(row["bytes"], 2 * 2 * 2 * 16 * 2 * row["context"])
+            self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 2 * 4 * 4 * 16 * pairs,
+                                   delta=pairs)
+
+    def test_a_window_hides_what_lies_before_it(self):
+        for row in self.parsed("bench", "attend", *ONE, "--q-len", "3", "--window", "5")["rows"]:
+            self.assertEqual((row["window"], row["bytes"]), (5, 2 * 2 * 16 * 2 * (5 + 3 - 1)))
+            self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 4 * 16 * 3 * 5, delta=9)
+        # Some queries see all keys, some are too far from the first.
+        [row] = self.parsed("bench", "attend", "--rotate", "1", "--heads", "1/1", "--dim", "16",
+                            "--contexts", "10", "--q-len", "8", "--window", "6")["rows"]
+        self.assertEqual(row["bytes"], 2 * 16 * 2 * 10)
+        pairs = 3 + 4 + 5 + 6 * 5
+        self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 16 * pairs, delta=9)
+
+    def test_lengths_are_spread_and_count_what_is_in_use(self):
+        for row in self.parsed("bench", "attend", *ONE, "--batch", "4", "--shortest",
+                               "10")["rows"]:
+            lengths = [10 + (row["context"] - 10) * i // 3 for i in range(4)]
+            self.assertEqual((row["shortest"], row["window"]), (10, None))
+            self.assertEqual(row["bytes"], 2 * 2 * 16 * 2 * sum(lengths))
+            self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 4 * 16 * sum(lengths),
+                                   delta=99)
+        text = self.printed("bench", "attend", *ONE, "--batch", "4", "--shortest", "10",
+                            "--window", "7", "--threads", "2")
+        self.assertIn(": 4 sequences, window 7, 4 query heads,", text)
+        self.assertRegex(text, r"(?m)^ +10-64 +3.5 KiB ")
+
+    def test_many_queries_are_bound_by_arithmetic(self):
+        [row] = self.parsed("bench", "attend", "--rotate", "1", "--heads", "8/1", "--dim", "64",
+                            "--contexts", "256", "--q-len", "256")["rows"]
+        self.assertEqual(row["binds"], "fma")
+        self.assert_of_the_limit_that_binds(row)
+        self.assertLess(row["of"], 1.05)
 
     def test_the_table_tells_path_and_floor(self):
         text = self.printed("bench", "attend", *TINY, "--dtype", "f32")
         self.assertTrue(text.startswith("Attention of one query position: 4 query heads, 2 kv "
                                         "heads, dimension 16, f32, 1 thread\n"))
-        self.assertRegex(text, r"(?m)^ +64 +16 KiB +64( +[\d.]+){6}  \w+$")
+        self.assertRegex(text, r"(?m)^ +64 +16 KiB( +[\d.]+){8} +(read|fma)  \w+$")
         self.assertIn("over 1 MiB at least", text)
+        self.assertLessEqual(max(map(len, text.splitlines()[1:])), 100)
+
+    def test_the_table_tells_queries_and_sequences(self):
+        text = self.printed("bench", "attend", *ONE, "--q-len", "64", "--batch", "3")
+        self.assertTrue(text.startswith("Causal attention of 64 query positions: 3 sequences, 4 "
+                                        "query heads, "))
 
     def test_too_many_layers_are_told(self):
         text = self.printed("bench", "attend", *TINY[2:-2], "--contexts", "1", "--rotate", "16")
@@ -54,13 +110,26 @@ class Attend(ProgramTest):
             self.assert_refused(2, "bench attend", [f"--heads={given}"], "--heads",
                                 f"'{given}' given", "32/8")
         for option, given in [("--dim", "0"), ("--dim", "8193"), ("--contexts", "0"),
-                              ("--contexts", "16777217"), ("--rotate", "0"), ("--dtype", "u8")]:
+                              ("--contexts", "16777217"), ("--rotate", "0"), ("--dtype", "u8"),
+                              ("--q-len", "0"), ("--q-len", "65537"), ("--batch", "0"),
+                              ("--batch", "4097"), ("--shortest", "0"), ("--window", "0"),
+                              ("--window", "-1"), ("--threads", "0")]:
             self.assert_refused(2, "bench attend", [option, given], f"{option}: '{given}' given")
 
+    def test_values_that_do_not_go_together_are_refused(self):
+        for words, *expected in [
+            (["--contexts", "512,64", "--q-len", "65"], "--q-len: 65 given", "sequence, 64,"),
+            (["--batch", "2", "--shortest", "9", "--q-len", "10"], "--q-len: 10", "sequence, 9,"),
+            (["--batch", "2", "--shortest", "65", "--contexts", "64"], "--shortest: 65 given"),
+            (["--shortest", "9"], "--shortest:", "--batch of 2 or more"),
+        ]:
+            self.assert_refused(2, "bench attend", words, *expected)
+
     def test_more_than_the_memory_is_refused(self):
-        self.assert_refused(1, "bench attend", ["--heads", "65536/65536", "--dim", "8192",
-                                                "--contexts", "16777216"],
-                            "context 16777216 needs", "reduce --contexts, --heads or --dim")
+        most = ["--heads", "65536/65536", "--dim", "8192", "--contexts", "16777216"]
+        for more in [], ["--batch", "4096", "--q-len", "65536", "--dtype", "f32"]:
+            self.assert_refused(1, "bench attend", most + more, "context 16777216 needs",
+                                "reduce --contexts, --batch, --q-len, --heads or --dim")
 
     def test_a_file_that_cannot_be_written_is_refused(self):
         self.assert_refused(1, "bench attend", ["--trace", self.folder / "none" / "file"],

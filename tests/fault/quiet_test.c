@@ -188,7 +188,8 @@ static void cache__in_steady_use_is_quiet_in_every_call(void **state) {
 typedef struct attending {
     fixture f;
     kvc_attention *plan;
-    kvc_array q, out;
+    kvc_array q, out, lse;
+    kvc_attention_extras extras;
 } attending;
 
 enum { Q_HEADS = 2 * HEADS, BLOCK = 3 };
@@ -198,8 +199,9 @@ static bool decode(void *context) {
     for (int64_t i = 0; i < a->f.steps; i++)
         for (int64_t layer = 0; layer < LAYERS; layer++) {
             if (kvc_cache_append(a->f.cache, layer, &a->f.k, &a->f.v) != KVC_OK) return false;
-            a->q.shape[2] = a->out.shape[2] = i % 8 == 7 ? BLOCK : 1;
-            if (kvc_attention_run(a->plan, a->f.cache, layer, &a->q, &a->out, NULL) != KVC_OK)
+            a->q.shape[2] = a->out.shape[2] = a->lse.shape[2] = i % 8 == 7 ? BLOCK : 1;
+            if (kvc_attention_run(a->plan, a->f.cache, layer, &a->q, &a->out,
+                                  i % 2 ? &a->extras : NULL) != KVC_OK)
                 return false;
         }
     return true;
@@ -207,6 +209,8 @@ static bool decode(void *context) {
 
 static void attend_quietly(kvc_path path, kvc_growth growth, kvc_dtype dtype) {
     static float q[Q_HEADS * BLOCK * KEY_DIM], out[Q_HEADS * BLOCK * VALUE_DIM];
+    static float lse[Q_HEADS * BLOCK], heads[Q_HEADS], nothing;
+    kvc_array mask, numbers;
     attending a;
     kvc_attention_desc desc = {.struct_size = sizeof desc};
     open_pool(&a.f);
@@ -220,11 +224,22 @@ static void attend_quietly(kvc_path path, kvc_growth growth, kvc_dtype dtype) {
     desc.q_heads = Q_HEADS;
     desc.max_q_len = BLOCK;
     desc.path = path;
+    desc.window = 40;
+    desc.softcap = 30;
     assert_ok(kvc_attention_plan(&a.plan, &desc));
     assert_ok(kvc_array_borrow(&a.q, KVC_F32, 4, (const int64_t[4]){1, Q_HEADS, BLOCK, KEY_DIM},
                                NULL, q));
     assert_ok(kvc_array_borrow(&a.out, KVC_F32, 4, (const int64_t[4]){1, Q_HEADS, BLOCK, VALUE_DIM},
                                NULL, out));
+    assert_ok(
+        kvc_array_borrow(&a.lse, KVC_F32, 3, (const int64_t[3]){1, Q_HEADS, BLOCK}, NULL, lse));
+    assert_ok(kvc_array_borrow(&mask, KVC_F32, 1, (const int64_t[1]){1}, NULL, &nothing));
+    assert_ok(kvc_array_borrow(&numbers, KVC_F32, 1, (const int64_t[1]){Q_HEADS}, NULL, heads));
+    a.extras = (kvc_attention_extras){.struct_size = sizeof a.extras,
+                                      .mask = &mask,
+                                      .sinks = &numbers,
+                                      .slopes = &numbers,
+                                      .lse = &a.lse};
     assert_quiet(decode, &a);
     kvc_attention_free(a.plan);
     close_all(&a.f);

@@ -1,7 +1,9 @@
 /* What a run can take besides: masks, sinks and slopes, on each path, against the formula. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <kvcache/executor.h>
@@ -20,7 +22,7 @@ static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
 static kvc_threads *pools[2];
 
 static int set_up(void **state) {
-    if (test_isa_setup(state)) return 1;
+    if (test_isa_setup(state) != 0) return 1;
     assert_ok(kvc_threads_new(&pools[0], 3));
     assert_ok(kvc_threads_new(&pools[1], 7));
     return 0;
@@ -39,6 +41,12 @@ static int64_t below(uint64_t *seed, int64_t n) {
 static void check(const test_case *c, uint64_t *seed) {
     const kvc_executor executor = kvc_threads_executor(pools[below(seed, 2)]);
     test_check(c, &executor, seed);
+}
+
+static double now(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 static const kvc_dtype mask_dtypes[] = {KVC_U8, KVC_F32, KVC_F16, KVC_BF16};
@@ -222,34 +230,38 @@ static void attention__padding_may_hold_anything(void **state) {
         }
 }
 
-/* Every variant with every other. */
+static void check_combination(int64_t group, int64_t queries, kvc_dtype dtype, uint64_t *seed) {
+    const int64_t variants = below(seed, 32);
+    test_case c = {.batch = 1 + below(seed, 2),
+                   .kv_heads = 1 + below(seed, 2),
+                   .key_dim = 1 + below(seed, 33),
+                   .queries = queries,
+                   .length = edges[below(seed, 9)],
+                   .kv_dtype = dtype,
+                   .q_dtype = (kvc_dtype)(KVC_F32 + below(seed, 3)),
+                   .out_dtype = (kvc_dtype)(KVC_F32 + below(seed, 3)),
+                   .kv_layout = (test_layout)below(seed, 3),
+                   .out_layout = (test_layout)below(seed, 3)};
+    c.q_heads = c.kv_heads * group;
+    if (variants & 1) c.window = edges[below(seed, 9)];
+    else c.not_causal = below(seed, 3) == 0;
+    if (variants & 2) c.softcap = 1 + (float)below(seed, 50);
+    if (variants & 4) c.mask = random_mask(seed);
+    if (variants & 8) c.sinks = (kvc_dtype)(KVC_F32 + below(seed, 3));
+    if (variants & 16) c.slopes = (kvc_dtype)(KVC_F32 + below(seed, 3));
+    check(&c, seed);
+}
+
+/* Every dtype, group and count of queries once, then any, with any of the variants. */
 static void attention__combines_all_variants(void **state) {
     (void)state;
     uint64_t seed = test_seed(47);
-    for (size_t g = 0; g < 6; g++)
-        for (size_t q = 0; q < 4; q++)
-            for (int dtype = KVC_F32; dtype <= KVC_BF16; dtype++)
-                for (unsigned variants = 0; variants < 32;
-                     variants += 1 + (unsigned)below(&seed, 4)) {
-                    test_case c = {.batch = 1 + below(&seed, 2),
-                                   .kv_heads = 1 + below(&seed, 2),
-                                   .key_dim = 1 + below(&seed, 33),
-                                   .queries = query_counts[q],
-                                   .length = edges[below(&seed, 9)],
-                                   .kv_dtype = (kvc_dtype)dtype,
-                                   .q_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                                   .out_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                                   .kv_layout = (test_layout)below(&seed, 3),
-                                   .out_layout = (test_layout)below(&seed, 3)};
-                    c.q_heads = c.kv_heads * groups[g];
-                    if (variants & 1) c.window = edges[below(&seed, 9)];
-                    else c.not_causal = below(&seed, 3) == 0;
-                    if (variants & 2) c.softcap = 1 + (float)below(&seed, 50);
-                    if (variants & 4) c.mask = random_mask(&seed);
-                    if (variants & 8) c.sinks = (kvc_dtype)(KVC_F32 + below(&seed, 3));
-                    if (variants & 16) c.slopes = (kvc_dtype)(KVC_F32 + below(&seed, 3));
-                    check(&c, &seed);
-                }
+    const double end = now() + test_seconds(1);
+    for (int64_t n = 0; n < 6 * 4 * 3 || now() < end; n++) {
+        const int64_t one = n < 6 * 4 * 3 ? n : below(&seed, 6 * 4 * 3);
+        check_combination(groups[one / 12], query_counts[one / 3 % 4],
+                          (kvc_dtype)(KVC_F32 + one % 3), &seed);
+    }
 }
 
 /* Blocks that a mask hides from all are not read; keys that it shows are, each once. */
@@ -285,6 +297,94 @@ static void attention__reads_no_block_that_a_mask_hides(void **state) {
     }
 }
 
+/* One query and dim: scores are the keys themselves. */
+static test_problem problem_of_keys(int64_t length, kvc_dtype mask, double (*key)(int64_t),
+                                    uint64_t *seed) {
+    const test_case c = {.key_dim = 1, .length = length, .scale = 1, .mask = {.dtype = mask}};
+    test_problem p = test_problem_new(&c, seed);
+    test_set(&p.q.array, 0, 0, 0, 0, 1);
+    for (int64_t j = 0; j < length; j++) {
+        test_set(&p.k.array, 0, 0, j, 0, key(j));
+        if (mask) test_set(&p.mask.array, 0, 0, 0, j, mask == KVC_U8);
+    }
+    return p;
+}
+
+static double huge_key(int64_t j) {
+    return j == 137 ? 1e30 : j == 20 ? 0.5e30 : j % 3 ? -1e30 : j % 2 ? (double)-INFINITY : 1;
+}
+
+/* The largest of huge scores takes it all, and where a mask hides it, the next. */
+static void attention__takes_the_largest_of_huge_scores(void **state) {
+    (void)state;
+    const kvc_executor executor = kvc_threads_executor(pools[1]);
+    uint64_t seed = test_seed(49);
+    for (int turn = 0; turn < 3 * 4; turn++) {
+        const kvc_dtype mask = mask_dtypes[turn / 3];
+        const double hidden = mask == KVC_U8 ? 0 : (double)-INFINITY;
+        const kvc_path path = paths[turn % 3 > 0];
+        test_problem p = problem_of_keys(300, mask, huge_key, &seed);
+        for (int64_t wanted = 137; wanted > 0; wanted = wanted == 137 ? 20 : 0) {
+            test_run_on(&p, path, turn % 3 == 2 ? &executor : NULL);
+            assert_true(test_get(&p.out.array, 0, 0, 0, 0) ==
+                        test_get(&p.v.array, 0, 0, wanted, 0));
+            assert_true(test_get(&p.lse.array, 0, 0, 0, 0) ==
+                        test_get(&p.k.array, 0, 0, wanted, 0));
+            test_set(&p.mask.array, 0, 0, 0, 137, hidden);
+            test_set(&p.k.array, 0, 0, 137, 0, (double)NAN);
+        }
+        test_problem_free(&p);
+    }
+}
+
+static double modest_key(int64_t j) {
+    return (double)(j % 5) / 4;
+}
+
+/* A product beyond f32 is an infinity in the fused path: NaN for its row, nothing where a mask
+ * hides it, and below nothing at all. */
+static void fused__shows_a_score_that_overflows(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(50);
+    for (int sign = -1; sign <= 1; sign += 2)
+        for (int hidden = 0; hidden < 2; hidden++) {
+            test_problem p = problem_of_keys(100, KVC_U8, modest_key, &seed);
+            test_set(&p.q.array, 0, 0, 0, 0, 1e30);
+            for (int64_t j = 0; j < 100; j++)
+                test_set(&p.k.array, 0, 0, j, 0, j == 70 ? sign * 1e30 : 1e-30 * modest_key(j));
+            if (hidden) test_set(&p.mask.array, 0, 0, 0, 70, 0);
+            test_run(&p, KVC_PATH_FUSED);
+            if (sign > 0 && !hidden) assert_true(isnan(test_get(&p.out.array, 0, 0, 0, 0)));
+            else {
+                test_set(&p.mask.array, 0, 0, 0, 70, 0); /* as if it were */
+                test_compare_formula(&p);
+            }
+            test_problem_free(&p);
+        }
+}
+
+/* The lowest number of a dtype hides keys from those who see others; alone, it leaves all alike. */
+static void attention__masks_by_the_lowest_number_as_others_do(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(51);
+    for (int i = 0; i < PATHS; i++)
+        for (int64_t shown = 0; shown <= 90; shown += 30) {
+            test_problem p = problem_of_keys(130, KVC_F32, modest_key, &seed);
+            double mean = 0;
+            for (int64_t j = shown; j < 130; j++)
+                test_set(&p.mask.array, 0, 0, 0, j, -(double)FLT_MAX);
+            for (int64_t j = 0; j < 130; j++) mean += test_get(&p.v.array, 0, 0, j, 0) / 130;
+            test_run(&p, paths[i]);
+            if (shown == 0) assert_true(fabs(test_get(&p.out.array, 0, 0, 0, 0) - mean) < 1e-6);
+            else {
+                for (int64_t j = shown; j < 130; j++)
+                    test_set(&p.mask.array, 0, 0, 0, j, (double)-INFINITY);
+                test_compare_formula(&p);
+            }
+            test_problem_free(&p);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention__counts_a_sink_once),
@@ -296,6 +396,9 @@ int main(void) {
         cmocka_unit_test(attention__masks_hide_runs_of_any_length),
         cmocka_unit_test(attention__padding_may_hold_anything),
         cmocka_unit_test(attention__combines_all_variants),
+        cmocka_unit_test(attention__takes_the_largest_of_huge_scores),
+        cmocka_unit_test(fused__shows_a_score_that_overflows),
+        cmocka_unit_test(attention__masks_by_the_lowest_number_as_others_do),
         cmocka_unit_test(attention__reads_no_block_that_a_mask_hides),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -22,7 +22,7 @@ static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
 static kvc_threads *pools[2];
 
 static int set_up(void **state) {
-    if (test_isa_setup(state)) return 1;
+    if (test_isa_setup(state) != 0) return 1;
     assert_ok(kvc_threads_new(&pools[0], 3));
     assert_ok(kvc_threads_new(&pools[1], 7));
     return 0;
