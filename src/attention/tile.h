@@ -123,12 +123,16 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
     }
 }
 
-/* exp(x) = 2^exponent · (1 + what is returned): the reduction of kvc__exp_f32 (exp.h). */
-static inline vf v_exp_reduced(vf x, vi *exponent) {
+/* W words: their sums wrap, where those of vi overflow. */
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+
+/* exp(x) = 2^exponent · (1 + what is returned): the reduction of kvc__exp_f32 (exp.h). Where x is
+ * far below any score that weighs, both are meaningless. */
+static inline vf v_exp_reduced(vf x, vu *exponent) {
     const vf magic = v_set(0x1.8p23f);
     const vf shifted = x * v_set(0x1.715476p+0f) + magic;
     const vf n = shifted - magic;
-    *exponent = (vi)shifted - (vi)magic;
+    *exponent = (vu)shifted - (vu)magic;
     const vf r = (x - n * v_set(0x1.62e4p-1f)) - n * v_set(0x1.7f7d1cp-20f);
     vf p = v_set(1.0f / 5040);
     p = p * r + v_set(1.0f / 720);
@@ -148,7 +152,7 @@ static inline vf v_at_most(vf x, vf most) {
 /* exp of W floats that are at most 0, or NaN. Below -87 it gives 0: beside the largest score's 1
  * that is nothing. */
 static inline vf v_exp(vf x) {
-    vi exponent;
+    vu exponent;
     const vf p = v_exp_reduced(x, &exponent) + v_set(1.0f);
     const vf power = (vf)((exponent + 127) << 23);
     return (vf)(~(x < v_set(-87.0f)) & (vi)(p * power));
@@ -161,7 +165,7 @@ static void cap_scores(float *s, int64_t n, float cap) {
     for (int64_t i = 0; i < n; i += W) {
         const vf x = v_load(s + i);
         const vi sign = (vi)x & (vi)v_set(-0.0f);
-        vi exponent;
+        vu exponent;
         const vf y = v_at_most((vf)((vi)x ^ sign) / half, v_set(20.0f));
         const vf p = v_exp_reduced(y, &exponent);
         const vf power = (vf)((exponent + 127) << 23);
