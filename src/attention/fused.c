@@ -49,11 +49,12 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes) {
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc_dtype dtype, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
-    const bool many = rows >= 2 * ops->lanes; /* below, panels would leave too many lanes idle */
+    const bool many =
+        rows >= (int64_t)2 * ops->lanes; /* below, panels would leave too many lanes idle */
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
-    w->panel = many ? KVC__PANEL_VECTORS * ops->lanes : 1;
+    w->panel = many ? (int64_t)KVC__PANEL_VECTORS * ops->lanes : 1;
     const bool wide = w->key_width + w->value_width > WIDE;
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
     w->most = round_up(smaller(rows, most), w->panel);

@@ -10,7 +10,7 @@
  *     vf v_keep(vf)                       as it is, but in a register: a load is not repeated
  *     vf v_max(vf a, vf b)                b where a is NaN
  *     vf v_swap(vf x, int step)           lane i: lane i ^ step of x; step a power of 2 below W
- *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int half)
+ *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int64_t half)
  *                                         one half of 2 W elements as f32; which are in it, and in
  *                                         what order, is the loader's own
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
@@ -32,7 +32,7 @@
 /* Elements that a loader takes. */
 #define UNIT ((int64_t)2 * W)
 
-typedef vf (*load_fn)(const void *from, int half);
+typedef vf (*load_fn)(const void *from, int64_t half);
 
 /* s[j][r] = q[r] · k[j]; every accumulator is one pair of key and row. */
 static inline __attribute__((always_inline)) void score(float *restrict s, const kvc__tile *t,
@@ -63,7 +63,7 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
         else {
             kvc__ask(k->ahead, keys * width);
             for (int64_t d = 0; d < width; d += UNIT)
-                for (int half = 0; half < 2; half++) {
+                for (int64_t half = 0; half < 2; half++) {
                     vf x[W];
                     for (int i = 0; i < keys; i++) x[i] = load(row[i] + d * element_bytes, half);
                     for (int r = 0; r < R; r++) {
@@ -84,7 +84,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     vf sum[4][2];
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++) {
+            for (int64_t half = 0; half < 2; half++) {
                 const float *in = sums + r * width + d + u * UNIT + half * W;
                 sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
             }
@@ -103,7 +103,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     }
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++)
+            for (int64_t half = 0; half < 2; half++)
                 v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
 }
 
@@ -294,7 +294,7 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
         floats[i] = (float)(i + 1);
         halves[i] = dtype == KVC_F16 ? kvc__f16_of_f32(floats[i]) : kvc__bf16_of_f32(floats[i]);
     }
-    for (int half = 0; half < 2; half++) {
+    for (int64_t half = 0; half < 2; half++) {
         const vf x = load(dtype == KVC_F32 ? (const void *)floats : (const void *)halves, half);
         for (int i = 0; i < W; i++) place[(int)x[i] - 1] = (uint8_t)(half * W + i);
     }
