@@ -44,8 +44,8 @@ static int64_t larger(int64_t a, int64_t b) {
 }
 
 static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
-    return ops->score[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
-           value_dim % ops->unit == 0;
+    const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
+    return ops->score[KVC__OPS_SLOT(dtype)][0] && (fits || ops->takes_any_dim);
 }
 
 /* Rounds to whole lines, so that threads share none. */
@@ -141,6 +141,7 @@ static void begin_rows(const work *w) {
     const int64_t unit = w->ops->unit;
     const kvc__prepare_fn prepare = w->ops->prepare[dtype_slot(w)];
     const uint8_t *place = places(w);
+    const float scale = w->ops->rounds[dtype_slot(w)] ? 1 : job->scale;
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = head_of(w, r), i = query_of(w, r);
         float *q = w->q + r * w->key_width;
@@ -150,7 +151,7 @@ static void begin_rows(const work *w) {
             const int64_t n = smaller(unit, job->key_dim - d);
             float x[KVC__UNIT_MOST];
             kvc__row_load(x, from, job->q.dtype, d, n);
-            for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * job->scale;
+            for (int64_t e = 0; e < n; e++) q[d + place[e]] = x[e] * scale;
         }
         if (prepare) prepare(q, w->key_width);
         /* A sink counts once, however many ranges merge. */
@@ -182,12 +183,12 @@ static void end_rows(const work *w) {
 /* Positions of K or V as tiles read them: where they lie, or copied. */
 static kvc__block block_of(const work *w, const char *from, int64_t step_bytes, int64_t dim,
                            int64_t width, float *copy, int64_t count) {
-    if (w->direct) return (kvc__block){from, step_bytes, count, NULL};
+    if (w->direct) return (kvc__block){from, step_bytes, count, dim, NULL};
     for (int64_t j = 0; j < count; j++) {
         kvc__row_load(copy + j * width, from + j * step_bytes, w->job->k.dtype, 0, dim);
         memset(copy + j * width + dim, 0, (size_t)(width - dim) * sizeof *copy);
     }
-    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, NULL};
+    return (kvc__block){(const char *)copy, width * (int64_t)sizeof *copy, count, width, NULL};
 }
 
 /* What rows of a tile see of a block; tells whether it is anything. */
@@ -315,7 +316,8 @@ static void attend_block(const work *w, kvc__ahead *ahead, int64_t start, int64_
                           w->max + r,
                           w->total + r,
                           w->key_width,
-                          w->value_width};
+                          w->value_width,
+                          job->scale};
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
     }
@@ -343,8 +345,10 @@ static kvc__ahead ahead_of(const work *w, int64_t lane) {
     kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
     for (int i = 0; i < LANES; i++) {
         const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
-        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
-        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,
+                   from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim,
+                   w->direct ? job->value_dim : w->value_width, from);
     }
     kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES / element_bytes);
     return a;
