@@ -68,9 +68,11 @@ static void sort_shares(const kvc__division *d, int64_t longest) {
         d->shares[--before[CLASSES - span_of(job, b) / width]].sequence = b;
 }
 
-kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, void *scratch) {
+kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, int64_t part_rows,
+                          void *scratch) {
     kvc__division d = {.job = job,
-                       .row_blocks = divide_up(job->group * job->queries, KVC__ROWS),
+                       .part_rows = part_rows,
+                       .row_blocks = divide_up(job->group * job->queries, part_rows),
                        .workers = scratch};
     d.slots = d.workers + schedule->worker_floats * (size_t)schedule->executor.threads;
     void *end = d.slots + schedule->slot_floats * (size_t)schedule->slots;
@@ -120,13 +122,13 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
     const int64_t split = local / d->row_blocks % share->splits;
     kvc__part part = {.sequence = share->sequence,
                       .kv_head = local / d->row_blocks / share->splits,
-                      .row = block * KVC__ROWS,
+                      .row = block * d->part_rows,
                       .split = split,
                       .splits = share->splits,
                       .slot = share->first_slot + local,
                       .step = d->row_blocks};
     part.first_slot = part.slot - split * part.step;
-    part.rows = smaller(KVC__ROWS, job->group * job->queries - part.row);
+    part.rows = smaller(d->part_rows, job->group * job->queries - part.row);
     const kvc__range seen = kvc__reach(job, part.sequence, part.row / job->group,
                                        (part.row + part.rows - 1) / job->group);
     const int64_t even = divide_up(seen.end - seen.begin, part.splits);

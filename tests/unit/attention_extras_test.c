@@ -265,7 +265,8 @@ static void attention__padding_may_hold_anything(void **state) {
 }
 
 static void check_combination(int64_t group, int64_t queries, kvc_dtype dtype, uint64_t *seed) {
-    const int64_t variants = below(seed, 32);
+    const int64_t variants = below(seed, 64);
+    int64_t lengths[2];
     test_case c = {.batch = 1 + below(seed, 2),
                    .kv_heads = 1 + below(seed, 2),
                    .key_dim = 1 + below(seed, 33),
@@ -283,6 +284,8 @@ static void check_combination(int64_t group, int64_t queries, kvc_dtype dtype, u
     if (variants & 4) c.mask = random_mask(seed);
     if (variants & 8) c.sinks = (kvc_dtype)(KVC_F32 + below(seed, 3));
     if (variants & 16) c.slopes = (kvc_dtype)(KVC_F32 + below(seed, 3));
+    for (int b = 0; b < 2; b++) lengths[b] = below(seed, c.length + 1);
+    if (variants & 32) c.lengths = lengths;
     check(&c, seed);
 }
 

@@ -5,7 +5,7 @@
 #include "attention/schedule.h"
 #include "support/support.h"
 
-enum { MOST_BATCH = 64 };
+enum { MOST_BATCH = 64, PART_ROWS = 64 };
 
 static int64_t below(uint64_t *seed, int64_t n) {
     return (int64_t)(test_random(seed) % (uint64_t)n);
@@ -25,7 +25,7 @@ static fixture divide(const kvc__job *job, int threads) {
     assert_ok(kvc__schedule_size(&f.schedule));
     f.scratch = aligned_alloc(64, (f.schedule.bytes + 63) / 64 * 64);
     assert_non_null(f.scratch);
-    f.division = kvc__divide(job, &f.schedule, f.scratch);
+    f.division = kvc__divide(job, &f.schedule, PART_ROWS, f.scratch);
     return f;
 }
 
@@ -36,7 +36,7 @@ static int64_t cost_of(const kvc__part *part) {
 /* A part's place among all: which rows, and where in their order of positions. */
 static int64_t rows_of(const fixture *f, const kvc__part *part) {
     return (part->sequence * f->job->kv_heads + part->kv_head) * f->division.row_blocks +
-           part->row / KVC__ROWS;
+           part->row / PART_ROWS;
 }
 
 /* All rows of every sequence and head, each with the positions that they see, once and in order of
@@ -67,8 +67,8 @@ static void check(const fixture *f) {
     }
     assert_int_equal(rows, job->batch * job->kv_heads * job->group * job->queries);
     for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = g % f->division.row_blocks * KVC__ROWS;
-        int64_t last = first + KVC__ROWS - 1;
+        const int64_t first = g % f->division.row_blocks * PART_ROWS;
+        int64_t last = first + PART_ROWS - 1;
         if (last >= job->group * job->queries) last = job->group * job->queries - 1;
         const kvc__range seen = kvc__reach(job, g / f->division.row_blocks / job->kv_heads,
                                            first / job->group, last / job->group);

@@ -3,10 +3,10 @@
  *
  * BFMMLA multiplies two rows of four bf16 with two more, all four pairs. Here the first two are one
  * query in two parts, hi + lo = q, the others two keys: half the operations on vectors that FMA
- * takes, and keys are not widened. What it costs in precision:
- *     |q - hi - lo| ≤ 2^-18 |q|, where rounding a key to bf16 may take 2^-9 of it
- *     products are exact; a sum is off by less than 2^-23 of it, being rounded to odd: twice an
- * FMA's numbers below 2^-126 count as 0
+ * takes, and keys are not widened. What it costs in precision: |q - hi - lo| ≤ 2^-18 |q|, where
+ * rounding a key to bf16 may take 2^-9 of it. Products are exact; each sum is off by less than
+ * 2^-23 of it, being rounded to odd, which is twice what FMA is off by. Numbers below 2^-126 count
+ * as 0.
  * @source Arm Architecture Reference Manual, BFMMLA */
 #include <arm_neon.h>
 #include <math.h>

@@ -17,26 +17,28 @@ static inline __mmask16 lanes(int64_t left, int half) {
 }
 
 static inline vf v_load_f32(const void *from, int half, int64_t left) {
-    const float *floats = (const float *)from + half * W;
-    return left < 2 * W ? _mm512_maskz_loadu_ps(lanes(left, half), floats)
-                        : _mm512_loadu_ps(floats);
+    const float *floats = (const float *)from + (int64_t)half * W;
+    return left < (int64_t)2 * W ? _mm512_maskz_loadu_ps(lanes(left, half), floats)
+                                 : _mm512_loadu_ps(floats);
 }
 
 static inline vf v_load_f16(const void *from, int half, int64_t left) {
-    const uint16_t *words = (const uint16_t *)from + half * W;
-    return _mm512_cvtph_ps(left < 2 * W ? _mm256_maskz_loadu_epi16(lanes(left, half), words)
-                                        : _mm256_loadu_si256((const __m256i *)words));
+    const uint16_t *words = (const uint16_t *)from + (int64_t)half * W;
+    return _mm512_cvtph_ps(left < (int64_t)2 * W
+                               ? _mm256_maskz_loadu_epi16(lanes(left, half), words)
+                               : _mm256_loadu_si256((const __m256i *)words));
 }
 
 /* A bf16 is the upper half of its f32: the even elements shifted there, or the odd ones masked. */
 static inline vf v_load_bf16(const void *from, int half, int64_t left) {
-    const __m512i pairs =
-        left < 2 * W ? _mm512_maskz_loadu_epi16(first(left), from) : _mm512_loadu_si512(from);
+    const __m512i pairs = left < (int64_t)2 * W ? _mm512_maskz_loadu_epi16(first(left), from)
+                                                : _mm512_loadu_si512(from);
     if (half == 0) return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-#define TAILS 1
+#define TAILS       1
+#define PANEL_DEPTH 8 /* of 32 registers */
 #include "attention/tile.h"
 
 void kvc__ops_avx512(kvc__ops *ops) {

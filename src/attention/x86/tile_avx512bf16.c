@@ -35,6 +35,15 @@ static inline __m256i round_of(vf x) {
     return (__m256i)_mm512_cvtneps_pbh(x);
 }
 
+/* A kvc__widen_fn: unpacked behind zeros, a bf16 is an f32. */
+static void widen(float *dst, const void *src, int64_t n) {
+    for (int64_t d = 0; d < n; d += UNIT) {
+        const __m512i row = load((const char *)src + 2 * d, n - d), zero = _mm512_setzero_si512();
+        v_store(dst + d, (vf)_mm512_unpacklo_epi16(zero, row));
+        v_store(dst + d + W, (vf)_mm512_unpackhi_epi16(zero, row));
+    }
+}
+
 /* A query becomes a row in bf16, in memory's order: packing undoes what unpacking does. */
 static void pack(float *q, int64_t width) {
     for (int64_t d = 0; d < width; d += UNIT) {
@@ -70,7 +79,7 @@ static inline __attribute__((always_inline)) void score(const kvc__tile *t, cons
                 row[i] = k->data + (at < last ? at : last) * k->step_bytes;
             }
             kvc__ask(k->ahead, keys * k->dim);
-            vf *own = sum + first * R;
+            vf *own = sum + (int64_t)first * R;
             for (int i = 0; i < keys * R; i++) own[i] = v_set(0);
             int64_t d = 0;
             for (; d + UNIT <= k->dim; d += UNIT) score_unit(own, t, row, d, keys, R, UNIT);
@@ -115,14 +124,14 @@ sum_units(float *restrict sums, const uint32_t *pairs, const float *factor, cons
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
             for (int half = 0; half < 2; half++) {
-                const float *in = sums + r * width + d + u * UNIT + half * W;
+                const float *in = sums + r * width + d + (int64_t)u * UNIT + (int64_t)half * W;
                 sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
             }
     const char *row = v->data + d * 2;
     for (int64_t j = 0; j < v->count; j += 2, row += 2 * v->step_bytes, pairs += R) {
         const bool is_pair = j + 1 < v->count;
         for (int u = 0; u < UNITS; u++) {
-            const char *at = row + u * UNIT * 2;
+            const char *at = row + (int64_t)u * UNIT * 2;
             const __m512i a = load(at, left);
             const __m512i b = is_pair ? load(at + v->step_bytes, left) : _mm512_setzero_si512();
             const __m512i x = _mm512_unpacklo_epi16(a, b), y = _mm512_unpackhi_epi16(a, b);
@@ -136,7 +145,8 @@ sum_units(float *restrict sums, const uint32_t *pairs, const float *factor, cons
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
             for (int half = 0; half < 2; half++)
-                v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
+                v_store(sums + r * width + d + (int64_t)u * UNIT + (int64_t)half * W,
+                        sum[u * R + r][half]);
 }
 
 static inline __attribute__((always_inline)) void sum_rows(float *restrict sums, const float *p,
@@ -147,8 +157,8 @@ static inline __attribute__((always_inline)) void sum_rows(float *restrict sums,
     uint32_t pairs[2 * KVC__BLOCK] __attribute__((aligned(64)));
     pair_up(pairs, p, step, v->count, R);
     int64_t d = 0;
-    for (; d + units * UNIT <= v->dim; d += units * UNIT) {
-        kvc__ask(v->ahead, v->count * units * UNIT);
+    for (; d + (int64_t)units * UNIT <= v->dim; d += (int64_t)units * UNIT) {
+        kvc__ask(v->ahead, v->count * (int64_t)units * UNIT);
         sum_units(sums, pairs, factor, v, width, d, R, units, UNIT);
     }
     for (; d + UNIT <= v->dim; d += UNIT) {
@@ -184,6 +194,7 @@ void kvc__ops_avx512bf16(kvc__ops *ops) {
     kvc__ops_avx512(ops);
     memcpy(ops->score[slot], scores, sizeof scores);
     memcpy(ops->weigh[slot], weighs, sizeof weighs);
+    ops->widen[slot] = widen;
     ops->prepare[slot] = pack;
     ops->rounds[slot] = true;
     fill_places(ops->place[slot]);

@@ -4,6 +4,7 @@
 #define KVC_ATTENTION_X86_VECTOR_AVX512_H
 
 #include <immintrin.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { W = 16 };
@@ -48,7 +49,7 @@ static inline vf add_quarters(vf a, vf b) {
 
 static inline vf v_sums(const vf a[W]) {
     vf quads[4];
-    for (int i = 0; i < 4; i++)
+    for (size_t i = 0; i < 4; i++)
         quads[i] =
             add_pairs(add_halves(a[4 * i], a[4 * i + 1]), add_halves(a[4 * i + 2], a[4 * i + 3]));
     return add_quarters(add_quarters(quads[0], quads[1]), add_quarters(quads[2], quads[3]));
