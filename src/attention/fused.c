@@ -318,11 +318,12 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     }
 }
 
-static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
+/* @param ahead  of the first tile that takes the block in, and of the others */
+static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     kvc__block k = kvc__work_keys(w, start, count), v = kvc__work_values(w, start, count);
-    k.ahead = v.ahead = ahead;
     int64_t rows;
+    k.ahead = v.ahead = &ahead[0];
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int64_t left = w->part.rows - r;
         const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
@@ -332,6 +333,7 @@ static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, i
         kvc__tile tile = kvc__work_tile(w, r);
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
+        k.ahead = v.ahead = &ahead[1];
     }
 }
 
@@ -371,13 +373,13 @@ static void attend_lanes(const kvc__work *w) {
     const int64_t begin = w->part.begin, end = w->part.end;
     /* Half a block more keeps the lanes from the same sets of the cache. */
     const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
-    kvc__ahead ahead = ahead_of(w, lane);
+    kvc__ahead ahead[2] = {ahead_of(w, lane), {.line_elements = INT64_MAX / KVC__STREAMS}};
     begin_rows(w);
     for (int64_t at = begin; at < begin + lane; at += w->block)
         for (int i = 0; i < LANES; i++) {
             const int64_t start = at + i * lane;
             const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
-            if (start < stop) attend_block(w, &ahead, start, stop - start);
+            if (start < stop) attend_block(w, ahead, start, stop - start);
         }
 }
 
