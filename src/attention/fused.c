@@ -29,8 +29,8 @@ static int64_t larger(int64_t a, int64_t b) {
 }
 
 static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
-    return ops->score[KVC__OPS_SLOT(dtype)][0] && key_dim % ops->unit == 0 &&
-           value_dim % ops->unit == 0;
+    const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
+    return ops->score[KVC__OPS_SLOT(dtype)][0] && (fits || ops->takes_any_dim);
 }
 
 /* Rounds to whole lines, so that threads share none. */
@@ -142,6 +142,7 @@ static void begin_rows(const kvc__work *w) {
     const int64_t unit = w->ops->unit, rows = round_up(w->part.rows, w->panel);
     const kvc__prepare_fn prepare = w->panel == 1 ? w->ops->prepare[tile_slot(w)] : NULL;
     const uint8_t *place = places(w);
+    const float scale = w->panel == 1 && w->ops->rounds[tile_slot(w)] ? 1 : job->scale;
     memset(w->q, 0, (size_t)(rows * w->key_width) * sizeof *w->q);
     memset(w->sums, 0, (size_t)(rows * w->value_width) * sizeof *w->sums);
     for (int64_t r = w->part.rows; r < rows; r++) w->max[r] = w->total[r] = 0;
@@ -153,7 +154,7 @@ static void begin_rows(const kvc__work *w) {
             const int64_t n = smaller(unit, job->key_dim - d);
             float x[KVC__UNIT_MOST];
             kvc__row_load(x, from, job->q.dtype, d, n);
-            for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * job->scale;
+            for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * scale;
         }
         if (prepare) prepare(q, w->key_width);
         /* A sink counts once, however many ranges merge. */
@@ -187,7 +188,7 @@ static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_b
                             int64_t width, float *copy, int64_t count) {
     const kvc_dtype dtype = w->job->k.dtype;
     const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(dtype)];
-    if (w->direct) return (kvc__block){from, step_bytes, count, NULL};
+    if (w->direct) return (kvc__block){from, step_bytes, count, dim, NULL};
     for (int64_t j = 0; j < count; j++) {
         float *row = copy + j * (width + KVC__WORK_PAD);
         if (widen) {
@@ -198,7 +199,7 @@ static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_b
         }
     }
     const int64_t row_bytes = (width + KVC__WORK_PAD) * (int64_t)sizeof *copy;
-    return (kvc__block){(const char *)copy, row_bytes, count, NULL};
+    return (kvc__block){(const char *)copy, row_bytes, count, width, NULL};
 }
 
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count) {
@@ -356,8 +357,10 @@ static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
     kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
     for (int i = 0; i < LANES; i++) {
         const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
-        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
-        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,
+                   from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim,
+                   w->direct ? job->value_dim : w->value_width, from);
     }
     kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES / element_bytes);
     return a;

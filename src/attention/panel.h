@@ -178,8 +178,8 @@ static inline __attribute__((always_inline)) void widen(float *restrict dst, con
     for (int64_t d = 0; d < n; d += UNIT) {
         const char *from = src + d * element_bytes;
         if (n - d < UNIT) from = memcpy(last, from, (size_t)((n - d) * element_bytes));
-        v_store(dst + d, load(from, 0));
-        v_store(dst + d + W, load(from, 1));
+        v_store(dst + d, LOAD(load, from, 0, UNIT));
+        v_store(dst + d + W, LOAD(load, from, 1, UNIT));
     }
 }
 

@@ -48,7 +48,7 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(w->job->k.dtype);
     for (int64_t j = 0; j < k->count; j += SLICE) {
         const kvc__block slice = {k->data + j * k->step_bytes, k->step_bytes,
-                                  smaller(SLICE, k->count - j), NULL};
+                                  smaller(SLICE, k->count - j), k->dim, NULL};
         const int64_t next = start + k->count + j;
         for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
             fetch(w->first_key + i * w->key_step_bytes, w->job->key_dim * element_bytes);

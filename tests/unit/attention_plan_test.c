@@ -302,6 +302,7 @@ static void explain__says_why_of_each_path(void **state) {
     assert_contains(e.reason, generic ? "portable C" : ops->name);
     assert_contains(e.reason, "group of 2 query heads");
     assert_contains(e.reason, ops->limit);
+    assert_true(test_rounds_to_bf16(good.kv_dtype) == !!strstr(e.reason, "rounded to bf16"));
     if (*ops->remedy) assert_string_equal(e.remedy, ops->remedy);
     else assert_true(generic == (strlen(e.remedy) > 0));
 
