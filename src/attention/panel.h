@@ -18,10 +18,9 @@
 #include "attention/bits.h"
 #include "attention/ops.h"
 
-/* Rows of c that go with the vectors of a panel: VECTORS · (DEPTH + 1) + 1 registers. */
-#ifndef PANEL_DEPTH
-#define PANEL_DEPTH 4 /* of sixteen */
-#endif
+/* A register tile is some rows of c by the vectors in use. With 4 by 3 it takes all of 16
+ * registers: 12 sums, a row of b and an element of a; and 7 loads go with 12 multiply-adds. Fewer
+ * than 8 sums would wait for each other. */
 enum { VECTORS = KVC__PANEL_VECTORS, PANEL = VECTORS * W, MOST_DEPTH = 8 };
 
 /* What rows see of a block, for lanes: bit j of a row is bit j % 32 of word j / 32. */
@@ -207,8 +206,8 @@ static inline __attribute__((always_inline)) void widen(float *restrict dst, con
     }
 
 PANELS(1, MOST_DEPTH)
-PANELS(2, PANEL_DEPTH)
-PANELS(3, PANEL_DEPTH)
+PANELS(2, 4)
+PANELS(3, 4)
 WIDEN(f32, v_load_f32, 4)
 #if TILES_F16
 WIDEN(f16, v_load_f16, 2)
