@@ -141,7 +141,7 @@ typedef struct kvc__ops {
     int unit;           /**< elements that a loader takes at a time */
     bool takes_any_dim; /**< loaders take less than a unit at the end of a row */
     kvc__prepare_fn prepare[3];         /**< [f32, f16, bf16]; NULL: as it is */
-    bool rounds[3];                     /**< prepared queries, and weights, are rounded to bf16 */
+    bool rounds[3];                     /**< prepared queries are rounded to bf16 */
     kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[3][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];

@@ -277,7 +277,7 @@ static double score_error(const test_problem *p, const test_truth *right) {
 
 void test_compare(const test_problem *p, const test_truth *right) {
     const double error = score_error(p, right), *out = right->out, *lse = right->lse;
-    const double weight_error = test_rounds_to_bf16(p->c.kv_dtype) ? 0x1p-9 : 0;
+    const double weight_error = test_rounds_to_bf16(p->c.kv_dtype) ? 0x1p-17 : 0;
     double value = 0;
     FOR_EACH(&p->v.array, b, h, j, d) {
         value = fmax(value, fabs(test_get(&p->v.array, b, h, j, d))); /* no NaN */

@@ -173,7 +173,7 @@ static double error_over(int64_t length, kvc_dtype dtype, uint64_t *seed) {
     return sqrt(sum / (DIM * HEADS));
 }
 
-/* A weight rounded to bf16 averages out; rounding in f32 stays what it is. */
+/* What weights lose in bf16 averages out; rounding in f32 stays what it is. */
 static void fused__errs_less_over_more_positions(void **state) {
     (void)state;
     uint64_t seed = test_seed(17);

@@ -1,10 +1,12 @@
 /* AVX-512 BF16: keys and values in bf16 are multiplied as they lie in memory, 32 products an
  * instruction, summed in f32. The other dtypes have the loops of tile_avx512.c.
  *
- * What multiplies them must be bf16 too: queries are rounded to it (one in bf16 stays what it is),
- * and so is each weight, once. That is as if each key and value had been rounded once more, with an
- * error of 2^-9 of its size at most, and it averages out as they do. The instruction takes and
- * makes no subnormal numbers: below 1.2e-38 they are 0.
+ * What multiplies them must be bf16 too. Queries are rounded to it; one in bf16 stays what it is.
+ * That is as if each key had been rounded once more, by 2^-9 of its size at most. Weights are split
+ * in two parts, of which the sum is off by 2^-17 of a weight at most: rounded once, they would make
+ * a result depend on how positions are shared out, as what they are relative to does. So a value
+ * that is infinite gives NaN (0 · inf, in the lower part). The instruction takes and makes no
+ * subnormal numbers: below 1.2e-38 they are 0.
  * @source Intel Architecture Instruction Set Extensions: VDPBF16PS, VCVTNEPS2BF16 */
 #include <string.h>
 
@@ -89,9 +91,22 @@ static inline __attribute__((always_inline)) void score(const kvc__tile *t, cons
     }
 }
 
-/* Weights of two positions in a word each, [(n + 1) / 2][R]; an odd one is paired with 0. */
-static inline __attribute__((always_inline)) void
-pair_up(uint32_t pairs[2 * KVC__BLOCK], const float *p, int64_t step, int64_t n, const int R) {
+/* Weights of two positions in a word each, [(n + 1) / 2][R]; an odd one is paired with 0. Their sum
+ * is what both parts have. */
+typedef struct pairs {
+    uint32_t hi[2 * KVC__BLOCK], lo[2 * KVC__BLOCK];
+} pairs;
+
+static inline vf widen_of(__m256i words) {
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
+}
+
+static inline __m512i join(__m256i x, __m256i y) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1);
+}
+
+static inline __attribute__((always_inline)) void pair_up(pairs *out, const float *p, int64_t step,
+                                                          int64_t n, const int R) {
     /* Of 2 R words in a row, those of one row of the tile side by side. */
     static const uint8_t orders[KVC__TILES][16] = {
         {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
@@ -109,16 +124,18 @@ pair_up(uint32_t pairs[2 * KVC__BLOCK], const float *p, int64_t step, int64_t n,
         const uint32_t mask = left < UNIT ? (UINT32_C(1) << left) - 1 : UINT32_MAX;
         const vf x = _mm512_maskz_loadu_ps((__mmask16)mask, p + i);
         const vf y = _mm512_maskz_loadu_ps((__mmask16)(mask >> W), p + i + W);
-        const __m512i words =
-            _mm512_inserti64x4(_mm512_castsi256_si512(round_of(x)), round_of(y), 1);
-        _mm512_storeu_si512(pairs + i / 2, _mm512_shuffle_epi8(words, order));
+        const __m256i x_hi = round_of(x), y_hi = round_of(y);
+        const __m512i hi = join(x_hi, y_hi);
+        const __m512i lo = join(round_of(x - widen_of(x_hi)), round_of(y - widen_of(y_hi)));
+        _mm512_storeu_si512(out->hi + i / 2, _mm512_shuffle_epi8(hi, order));
+        _mm512_storeu_si512(out->lo + i / 2, _mm512_shuffle_epi8(lo, order));
     }
 }
 
 /* sums[r] = sums[r] · factor[r] + Σ_j p_j[r] v[j], UNITS units from d on, or the last `left` dims.
  */
 static inline __attribute__((always_inline)) void
-sum_units(float *restrict sums, const uint32_t *pairs, const float *factor, const kvc__block *v,
+sum_units(float *restrict sums, const pairs *weights, const float *factor, const kvc__block *v,
           int64_t width, int64_t d, const int R, const int UNITS, const int64_t left) {
     vf sum[8][2];
     for (int u = 0; u < UNITS; u++)
@@ -128,7 +145,8 @@ sum_units(float *restrict sums, const uint32_t *pairs, const float *factor, cons
                 sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
             }
     const char *row = v->data + d * 2;
-    for (int64_t j = 0; j < v->count; j += 2, row += 2 * v->step_bytes, pairs += R) {
+    const uint32_t *hi = weights->hi, *lo = weights->lo;
+    for (int64_t j = 0; j < v->count; j += 2, row += 2 * v->step_bytes, hi += R, lo += R) {
         const bool is_pair = j + 1 < v->count;
         for (int u = 0; u < UNITS; u++) {
             const char *at = row + (int64_t)u * UNIT * 2;
@@ -136,9 +154,14 @@ sum_units(float *restrict sums, const uint32_t *pairs, const float *factor, cons
             const __m512i b = is_pair ? load(at + v->step_bytes, left) : _mm512_setzero_si512();
             const __m512i x = _mm512_unpacklo_epi16(a, b), y = _mm512_unpackhi_epi16(a, b);
             for (int r = 0; r < R; r++) {
-                const __m512i weights = _mm512_set1_epi32((int32_t)pairs[r]);
-                sum[u * R + r][0] = dot(sum[u * R + r][0], weights, x);
-                sum[u * R + r][1] = dot(sum[u * R + r][1], weights, y);
+                const __m512i weight = _mm512_set1_epi32((int32_t)hi[r]);
+                sum[u * R + r][0] = dot(sum[u * R + r][0], weight, x);
+                sum[u * R + r][1] = dot(sum[u * R + r][1], weight, y);
+            }
+            for (int r = 0; r < R; r++) {
+                const __m512i weight = _mm512_set1_epi32((int32_t)lo[r]);
+                sum[u * R + r][0] = dot(sum[u * R + r][0], weight, x);
+                sum[u * R + r][1] = dot(sum[u * R + r][1], weight, y);
             }
         }
     }
@@ -154,20 +177,20 @@ static inline __attribute__((always_inline)) void sum_rows(float *restrict sums,
                                                            const kvc__block *v, int64_t width,
                                                            const int R) {
     const int units = R == 1 ? 4 : 8 / R;
-    uint32_t pairs[2 * KVC__BLOCK] __attribute__((aligned(64)));
-    pair_up(pairs, p, step, v->count, R);
+    pairs weights;
+    pair_up(&weights, p, step, v->count, R);
     int64_t d = 0;
     for (; d + (int64_t)units * UNIT <= v->dim; d += (int64_t)units * UNIT) {
         kvc__ask(v->ahead, v->count * (int64_t)units * UNIT);
-        sum_units(sums, pairs, factor, v, width, d, R, units, UNIT);
+        sum_units(sums, &weights, factor, v, width, d, R, units, UNIT);
     }
     for (; d + UNIT <= v->dim; d += UNIT) {
         kvc__ask(v->ahead, v->count * UNIT);
-        sum_units(sums, pairs, factor, v, width, d, R, 1, UNIT);
+        sum_units(sums, &weights, factor, v, width, d, R, 1, UNIT);
     }
     if (d < v->dim) {
         kvc__ask(v->ahead, v->count * (v->dim - d));
-        sum_units(sums, pairs, factor, v, width, d, R, 1, v->dim - d);
+        sum_units(sums, &weights, factor, v, width, d, R, 1, v->dim - d);
     }
 }
 
