@@ -49,8 +49,8 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes) {
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc_dtype dtype, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
-    const bool many =
-        rows >= (int64_t)2 * ops->lanes; /* below, panels would leave too many lanes idle */
+    /* With fewer rows than these, panels would leave too many lanes idle. */
+    const bool many = rows >= (dtype == KVC_F32 ? 1 : 2) * (int64_t)ops->lanes;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
