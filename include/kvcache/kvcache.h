@@ -10,6 +10,7 @@
 #include <kvcache/allocator.h>
 #include <kvcache/array.h>
 #include <kvcache/attention.h>
+#include <kvcache/blocks.h>
 #include <kvcache/cache.h>
 #include <kvcache/cuda_rule.h>
 #include <kvcache/device.h>
