@@ -1,5 +1,4 @@
 #include "base/alloc.h"
-#include "base/assert.h"
 #include "base/error.h"
 #include "cache/blocks.h"
 
@@ -47,7 +46,6 @@ static void revive(kvc_blocks *blocks, kvc__slab *slab, kvc_buffer *buffer) {
 }
 
 void kvc__blocks_unlock(kvc_blocks *blocks) {
-    KVC_ASSERT_SLOW(kvc__blocks_check_slabs(blocks) == KVC_OK);
     for (;;) { /* the buffer pool may call the system: not with the lock held */
         kvc_buffer *buffer = blocks->empties > 1 ? retire(blocks, blocks->empty) : NULL;
         (void)pthread_mutex_unlock(&blocks->lock);
@@ -224,7 +222,7 @@ kvc_status kvc_blocks_release(kvc_blocks *blocks, const int32_t *ids, int64_t n)
     kvc__blocks_lock(blocks);
     const kvc_status status = check_release(blocks, ids, n);
     if (status == KVC_OK)
-        for (int64_t i = n; i-- > 0;) kvc__blocks_drop(blocks, ids[i]);
+        for (int64_t i = 0; i < n; i++) kvc__blocks_drop(blocks, ids[i]);
     kvc__blocks_unlock(blocks);
     return status;
 }
