@@ -21,20 +21,23 @@ static extent look(const kvc__work *w, int64_t first, int64_t rows, int64_t star
 }
 
 /* Row by row: a bit a position. Lanes behind the last row see what that does.
- * @param seen  [panel] */
+ * @param seen   [panel]
+ * @param count  of the block; becomes that up to the last position which any row sees */
 static extent look_closely(const kvc__work *w, int64_t first, int64_t rows, int64_t start,
-                           int64_t count, uint64_t *seen) {
-    uint64_t all = kvc__bits((kvc__range){0, count}), any = 0;
+                           int64_t *count, uint64_t *seen) {
+    const uint64_t whole = kvc__bits((kvc__range){0, *count});
+    uint64_t all = whole, any = 0;
     for (int64_t r = 0; r < rows; r++)
-        seen[r] = kvc__bits(kvc__work_seen(w, first + r, start, count));
-    if (w->job->mask.data) kvc__work_keep(w, first, rows, start, count, seen);
+        seen[r] = kvc__bits(kvc__work_seen(w, first + r, start, *count));
+    if (w->job->mask.data) kvc__work_keep(w, first, rows, start, *count, seen);
     for (int64_t r = rows; r < w->panel; r++) seen[r] = seen[rows - 1];
     for (int64_t r = 0; r < rows; r++) {
         all &= seen[r];
         any |= seen[r];
     }
     if (any == 0) return NOTHING;
-    return all == kvc__bits((kvc__range){0, count}) ? ALL : SOME;
+    *count = kvc__hull(any).end;
+    return all == whole ? ALL : SOME;
 }
 
 static void fetch(const char *row, int64_t bytes) {
@@ -44,12 +47,12 @@ static void fetch(const char *row, int64_t bytes) {
 /* The scores of a block, while the next one comes: where rows are few, to wait for memory would
  * take about as long as all that is done with it. */
 static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const kvc__tile *rows,
-                            const kvc__block *k, int64_t start) {
+                            const kvc__block *k, int64_t next_start) {
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(w->job->k.dtype);
     for (int64_t j = 0; j < k->count; j += SLICE) {
         const kvc__block slice = {k->data + j * k->step_bytes, k->step_bytes,
                                   smaller(SLICE, k->count - j), k->dim, NULL};
-        const int64_t next = start + k->count + j;
+        const int64_t next = next_start + j;
         for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
             fetch(w->first_key + i * w->key_step_bytes, w->job->key_dim * element_bytes);
             fetch(w->first_value + i * w->value_step_bytes, w->job->value_dim * element_bytes);
@@ -67,20 +70,21 @@ static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
         kvc__tile tile = kvc__work_tile(w, first);
         uint64_t seen[KVC__PANEL_MOST];
         float factor[KVC__PANEL_MOST];
+        int64_t own = count;
         extent what = look(w, first, rows, start, count);
         if (what == SOME || (what == ALL && w->job->mask.data))
-            what = look_closely(w, first, rows, start, count, seen);
+            what = look_closely(w, first, rows, start, &own, seen);
         if (what == NOTHING) continue;
-        if (is_read) {
-            panel->score(&tile, &k, w->scores);
-        } else {
+        if (!is_read) {
             k = kvc__work_keys(w, start, count);
             v = kvc__work_values(w, start, count);
-            score_and_fetch(w, panel, &tile, &k, start);
-            is_read = true;
         }
-        if (w->adjusts) kvc__work_adjust(w, first, rows, w->panel, start, count);
-        panel->soften(&tile, what == SOME ? seen : NULL, count, w->scores, factor);
+        k.count = own;
+        if (is_read) panel->score(&tile, &k, w->scores);
+        else score_and_fetch(w, panel, &tile, &k, start + count);
+        is_read = true;
+        if (w->adjusts) kvc__work_adjust(w, first, rows, w->panel, start, own);
+        panel->soften(&tile, what == SOME ? seen : NULL, own, w->scores, factor);
         panel->weigh(&tile, &v, what == SOME ? seen : NULL, w->scores, factor);
     }
 }
