@@ -17,6 +17,7 @@
 #include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
+#include <kvcache/quantize.h>
 #include <kvcache/status.h>
 #include <kvcache/trace.h>
 #include <kvcache/version.h>
