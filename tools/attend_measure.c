@@ -167,11 +167,12 @@ static int make_lengths(subject *s) {
     uint32_t state = 1;
     s->lengths = malloc((size_t)batch * sizeof *s->lengths);
     if (!s->lengths) return cli_fail("no memory for the lengths of %" PRId64 " sequences", batch);
-    for (int64_t i = 0; i < batch; i++) {
+    for (int64_t i = 0; i < batch; i++) s->lengths[i] = length_of(s->shape, s->row->context, i);
+    for (int64_t i = batch - 1; i > 0; i--) {
         state = state * 1664525u + 1013904223u;
-        const int64_t j = (int64_t)(state >> 8) % (i + 1);
+        const int64_t j = (int64_t)(state >> 8) % (i + 1), length = s->lengths[i];
         s->lengths[i] = s->lengths[j];
-        s->lengths[j] = length_of(s->shape, s->row->context, i);
+        s->lengths[j] = length;
     }
     return CLI_DONE;
 }
@@ -282,7 +283,7 @@ static int choose_read(subject *s) {
     for (int round = 0; round < READ_ROUNDS; round++)
         for (int variant = 0; variant < ROOFLINE_READS; variant++)
             for (int64_t i = 0; i < s->row->layers && status == CLI_DONE; i++) {
-                double us;
+                double us = NAN;
                 status = read_layer(s, variant, &us);
                 if (status == CLI_DONE) status = keep_sample(&samples[variant], us);
             }
@@ -341,7 +342,7 @@ static int take_turn(subject *s) {
         s->layer = (s->layer + 1) % s->row->layers;
     }
     for (; count > 0; count--) {
-        double us;
+        double us = NAN;
         if (read_layer(s, s->read, &us) != CLI_DONE) return CLI_FAILED;
         if (keep_sample(&s->floor_us, us) != CLI_DONE) return CLI_FAILED;
     }

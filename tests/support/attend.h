@@ -106,6 +106,7 @@ typedef struct test_truth {
     double *out;          /**< [batch][q_heads][queries][value_dim] */
     double *lse;          /**< [batch][q_heads][queries] */
     double largest_score; /**< of those that any query sees, in magnitude */
+    double largest_parts; /**< the same of scale · Σ |q| |k|, of which scores are the signed sum */
 } test_truth;
 
 test_truth test_truth_new(const test_problem *p);
@@ -114,7 +115,9 @@ void test_truth_free(test_truth *truth);
 /** Fails, printing the case, when p->out or p->lse are further from the truth than rounding
  * explains: |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype,
  * and that of the log-sum-exp, 2e-6 + 2.5e-7 · (largest |score| + |lse|).
- * A score is rounded in f32, and that error grows with it. */
+ * A score is rounded in f32, and that error grows with it. Instruction sets that split queries into
+ * two bf16 may be off by another 2^-18 · largest parts of a score, of which rounding a key to bf16
+ * takes up to 2^-9. */
 void test_compare(const test_problem *p, const test_truth *right);
 
 /** test_compare with the problem's own truth. */

@@ -181,16 +181,17 @@ static void attention__shows_nan_to_those_who_see_it(void **state) {
     uint64_t seed = test_seed(10);
     for (int in_v = 0; in_v < 2; in_v++)
         for (int64_t at = 15; at < LENGTH; at += 11)
-            for (int i = 0; i < PATHS; i++) {
+            for (int i = 0; i < PATHS * 3; i++) {
                 const test_case c = {.key_dim = 16,
                                      .q_heads = HEADS,
                                      .kv_heads = 2,
                                      .queries = QUERIES,
-                                     .length = LENGTH};
+                                     .length = LENGTH,
+                                     .kv_dtype = dtypes[i / PATHS]};
                 test_problem p = test_problem_new(&c, &seed);
                 const test_tensor *into = in_v ? &p.v : &p.k;
                 test_set(&into->array, 0, 1, at, 0, (double)NAN);
-                test_run(&p, paths[i]);
+                test_run(&p, paths[i % PATHS]);
                 for (int64_t h = 0; h < HEADS; h++)
                     for (int64_t row = 0; row < QUERIES; row++) {
                         const bool sees = h >= 2 && at <= LENGTH - QUERIES + row;
@@ -205,25 +206,26 @@ static void attention__lets_scores_of_minus_infinity_weigh_nothing(void **state)
     (void)state;
     uint64_t seed = test_seed(11);
     for (int64_t masked = 1; masked <= 80; masked += 13)
-        for (int i = 0; i < PATHS; i++) {
-            const test_case c = {.key_dim = 8, .length = 80};
+        for (int i = 0; i < PATHS * 3; i++) {
+            const test_case c = {
+                .key_dim = 8, .length = 80, .scale = 1, .kv_dtype = dtypes[i / PATHS]};
             test_problem p = test_problem_new(&c, &seed);
             for (int64_t d = 0; d < 8; d++) test_set(&p.q.array, 0, 0, 0, d, d == 0);
             for (int64_t j = 0; j < masked; j++) {
                 test_set(&p.k.array, 0, 0, j, 0, (double)-INFINITY);
-                test_set(&p.v.array, 0, 0, j, 0, 1e30);
+                test_set(&p.v.array, 0, 0, j, 0, 6e4);
             }
-            test_run(&p, paths[i]);
+            test_run(&p, paths[i % PATHS]);
             assert_true(fabs(test_get(&p.out.array, 0, 0, 0, 0)) < 1);
             test_problem_free(&p);
         }
-    for (int i = 0; i < PATHS; i++) { /* of all keys: as if nothing were seen */
-        const test_case c = {.key_dim = 1, .length = 40};
+    for (int i = 0; i < PATHS * 3; i++) { /* of all keys: as if nothing were seen */
+        const test_case c = {.key_dim = 1, .length = 40, .kv_dtype = dtypes[i / PATHS]};
         test_problem p = test_problem_new(&c, &seed);
         test_set(&p.q.array, 0, 0, 0, 0, 1);
         for (int64_t j = 0; j < 40; j++) test_set(&p.k.array, 0, 0, j, 0, (double)-INFINITY);
         test_set(&p.v.array, 0, 0, 7, 0, (double)INFINITY);
-        test_run(&p, paths[i]);
+        test_run(&p, paths[i % PATHS]);
         assert_true(test_get(&p.out.array, 0, 0, 0, 0) == 0);
         test_problem_free(&p);
     }
@@ -262,6 +264,23 @@ static void attention__does_not_overflow_at_the_largest_scores(void **state) {
             test_set(&p.k.array, 0, 0, j, 0, (double)FLT_MAX * (j == 37 ? 1 : j % 2 ? -1 : 0.5));
         test_run(&p, paths[i]);
         assert_true(test_get(&p.out.array, 0, 0, 0, 0) == test_get(&p.v.array, 0, 0, 37, 0));
+        test_problem_free(&p);
+    }
+}
+
+/* In f32 and bf16: f16 has no numbers so small. */
+static void attention__takes_the_largest_queries(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(13);
+    for (int i = 0; i < PATHS * 3; i++) {
+        const test_case c = {.key_dim = 8, .length = 50, .scale = 1, .kv_dtype = dtypes[i / PATHS]};
+        if (c.kv_dtype == KVC_F16) continue;
+        test_problem p = test_problem_new(&c, &seed);
+        for (int64_t d = 0; d < 8; d++) test_set(&p.q.array, 0, 0, 0, d, d ? 0 : (double)FLT_MAX);
+        for (int64_t j = 0; j < 50; j++)
+            test_set(&p.k.array, 0, 0, j, 0, (double)(j + 1) * 0x1p-120);
+        test_run(&p, paths[i % PATHS]);
+        assert_true(test_get(&p.out.array, 0, 0, 0, 0) == test_get(&p.v.array, 0, 0, 49, 0));
         test_problem_free(&p);
     }
 }
@@ -388,6 +407,7 @@ int main(void) {
         cmocka_unit_test(attention__lets_scores_of_minus_infinity_weigh_nothing),
         cmocka_unit_test(attention__forgets_what_a_later_score_outweighs),
         cmocka_unit_test(attention__does_not_overflow_at_the_largest_scores),
+        cmocka_unit_test(attention__takes_the_largest_queries),
         cmocka_unit_test(attention__writes_its_elements_and_nothing_else),
         cmocka_unit_test(reference__takes_any_strides),
         cmocka_unit_test(reference__is_what_the_formula_says),
