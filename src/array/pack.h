@@ -5,7 +5,17 @@
 
 #include <stdint.h>
 
-#include <kvcache/dtype.h>
+#include <kvcache/quantize.h>
+
+/** Verifies what kvc_quantized can have.
+ * @errors KVC_E_INVALID */
+kvc_status kvc__packing_check(int bits, int group);
+
+/** Verifies that x is the packed form of an array of a shape, in memory of the cpu.
+ * @param name  begins the sentence
+ * @errors those of kvc_quantize */
+kvc_status kvc__quantized_check(const kvc_quantized *x, const char *name, int ndim,
+                                const int64_t *shape);
 
 /** Values of the largest group. */
 #define KVC__GROUP_MOST 128

@@ -1,4 +1,5 @@
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,52 +56,61 @@ static kvc_status check_numbers(const kvc_array *a, const char *name) {
                      kvc_dtype_name(a->dtype));
 }
 
-/* An array that has a row for each row of the numbers, `dim` elements long. */
-static kvc_status check_beside(const kvc_array *a, const char *name, const kvc_array *numbers,
-                               int64_t dim) {
+/* An array as numbers of this shape have it beside them: `dim` elements a row. */
+static kvc_status check_beside(const kvc_array *a, const char *name, int ndim,
+                               const int64_t *numbers, int64_t dim) {
     char given[KVC__SHAPE_TEXT], wanted[KVC__SHAPE_TEXT];
     int64_t shape[KVC_MAX_DIMS];
-    memcpy(shape, numbers->shape, sizeof shape);
-    shape[numbers->ndim - 1] = dim;
-    if (a->ndim == numbers->ndim && memcmp(a->shape, shape, (size_t)a->ndim * sizeof *shape) == 0)
+    memcpy(shape, numbers, (size_t)ndim * sizeof *shape);
+    shape[ndim - 1] = dim;
+    if (a->ndim == ndim && memcmp(a->shape, shape, (size_t)ndim * sizeof *shape) == 0)
         return KVC_OK;
     return kvc__fail(KVC_E_SHAPE, "%s: shape %s given, %s wanted", name,
                      kvc__shape_text(given, a->ndim, a->shape),
-                     kvc__shape_text(wanted, numbers->ndim, shape));
+                     kvc__shape_text(wanted, ndim, shape));
 }
 
-static kvc_status check_words(const kvc_array *words, const kvc_array *numbers, int bits) {
-    KVC_TRY(check_rows(words, "words"));
-    if (words->dtype != KVC_U8 && words->dtype != KVC_U32)
-        return kvc__fail(KVC_E_SHAPE, "words: dtype %s given, u8 or u32 wanted",
-                         kvc_dtype_name(words->dtype));
-    const int64_t dim = numbers->shape[numbers->ndim - 1];
-    const int64_t word_bits = 8 * (int64_t)kvc_dtype_size_bytes(words->dtype);
-    return check_beside(words, "words", numbers, dim / word_bits * bits); /* 32 divides dim */
+kvc_status kvc__packing_check(int bits, int group) {
+    if (bits < 2 || bits > 8 || bits == 7)
+        return kvc__fail(KVC_E_INVALID, "bits: %d given, 2, 3, 4, 5, 6 or 8 wanted", bits);
+    if (group != 32 && group != 64 && group != 128)
+        return kvc__fail(KVC_E_INVALID, "group: %d given, 32, 64 or 128 wanted", group);
+    return KVC_OK;
 }
 
-static kvc_status check(kvc__packing *p, const kvc_quantized *x, const kvc_array *numbers,
-                        const char *name) {
-    const int b = x->bits, g = x->group;
-    if (b != 2 && b != 3 && b != 4 && b != 5 && b != 6 && b != 8)
-        return kvc__fail(KVC_E_INVALID, "bits: %d given, 2, 3, 4, 5, 6 or 8 wanted", b);
-    if (g != 32 && g != 64 && g != 128)
-        return kvc__fail(KVC_E_INVALID, "group: %d given, 32, 64 or 128 wanted", g);
-    KVC_TRY(check_numbers(numbers, name));
-    const int64_t dim = numbers->shape[numbers->ndim - 1];
-    if (dim % g != 0)
+kvc_status kvc__quantized_check(const kvc_quantized *x, const char *name, int ndim,
+                                const int64_t *shape) {
+    char words[32], scales[32], biases[32];
+    (void)snprintf(words, sizeof words, "%s.words", name);
+    (void)snprintf(scales, sizeof scales, "%s.scales", name);
+    (void)snprintf(biases, sizeof biases, "%s.biases", name);
+    KVC_TRY(kvc__packing_check(x->bits, x->group));
+    const int64_t dim = shape[ndim - 1];
+    if (dim % x->group != 0)
         return kvc__fail(KVC_E_SHAPE,
                          "%s: a last dimension of %lld given, a multiple of the group %d wanted",
-                         name, (long long)dim, g);
-    KVC_TRY(check_words(&x->words, numbers, b));
-    KVC_TRY(check_numbers(&x->scales, "scales"));
-    KVC_TRY(check_beside(&x->scales, "scales", numbers, dim / g));
-    KVC_TRY(check_numbers(&x->biases, "biases"));
-    KVC_TRY(check_beside(&x->biases, "biases", numbers, dim / g));
-    if (x->biases.dtype != x->scales.dtype)
-        return kvc__fail(KVC_E_SHAPE, "biases: dtype %s given, %s, that of scales, wanted",
-                         kvc_dtype_name(x->biases.dtype), kvc_dtype_name(x->scales.dtype));
-    *p = (kvc__packing){b, g, dim / g, numbers->dtype, x->scales.dtype};
+                         name, (long long)dim, x->group);
+    KVC_TRY(check_rows(&x->words, words));
+    if (x->words.dtype != KVC_U8 && x->words.dtype != KVC_U32)
+        return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, u8 or u32 wanted", words,
+                         kvc_dtype_name(x->words.dtype));
+    const int64_t word_bits = 8 * (int64_t)kvc_dtype_size_bytes(x->words.dtype);
+    KVC_TRY(check_beside(&x->words, words, ndim, shape, dim / word_bits * x->bits));
+    KVC_TRY(check_numbers(&x->scales, scales));
+    KVC_TRY(check_beside(&x->scales, scales, ndim, shape, dim / x->group));
+    KVC_TRY(check_numbers(&x->biases, biases));
+    KVC_TRY(check_beside(&x->biases, biases, ndim, shape, dim / x->group));
+    if (x->biases.dtype == x->scales.dtype) return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE, "%s: dtype %s given, %s, that of scales, wanted", biases,
+                     kvc_dtype_name(x->biases.dtype), kvc_dtype_name(x->scales.dtype));
+}
+
+static kvc_status check(kvc__packing *p, const kvc_quantized *x, const char *packed_name,
+                        const kvc_array *numbers, const char *name) {
+    KVC_TRY(check_numbers(numbers, name));
+    KVC_TRY(kvc__quantized_check(x, packed_name, numbers->ndim, numbers->shape));
+    const int64_t dim = numbers->shape[numbers->ndim - 1];
+    *p = (kvc__packing){x->bits, x->group, dim / x->group, numbers->dtype, x->scales.dtype};
     return KVC_OK;
 }
 
@@ -132,7 +142,7 @@ kvc_status kvc_quantize(const kvc_quantized *out, const kvc_array *x) {
     kvc_quantized full;
     kvc__packing p;
     KVC_TRY(kvc__struct_in(&full, sizeof full, out, "kvc_quantized"));
-    KVC_TRY(check(&p, &full, x, "x"));
+    KVC_TRY(check(&p, &full, "out", x, "x"));
     each_row(&p, &full, x, true);
     return KVC_OK;
 }
@@ -141,7 +151,7 @@ kvc_status kvc_dequantize(const kvc_array *out, const kvc_quantized *x) {
     kvc_quantized full;
     kvc__packing p;
     KVC_TRY(kvc__struct_in(&full, sizeof full, x, "kvc_quantized"));
-    KVC_TRY(check(&p, &full, out, "out"));
+    KVC_TRY(check(&p, &full, "x", out, "out"));
     each_row(&p, &full, out, false);
     return KVC_OK;
 }

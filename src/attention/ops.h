@@ -56,6 +56,10 @@ typedef struct kvc__block {
     int64_t step_bytes; /**< from position to position */
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
     kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
+    /* Of packed elements: */
+    const float *scales, *biases; /**< [count][groups] */
+    int64_t groups;               /**< of a row */
+    int64_t group;                /**< elements that share a scale and a bias */
 } kvc__block;
 
 /** Asks for as many elements as are computed with. */
@@ -111,6 +115,11 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 /** The place of a dtype in a table. */
 #define KVC__OPS_SLOT(dtype) ((int)(dtype) - (int)KVC_F32)
 
+/** Places behind those of dtypes: elements of 8 and of 4 bits, packed by groups. */
+#define KVC__OPS_Q8    3
+#define KVC__OPS_Q4    4
+#define KVC__OPS_SLOTS 5
+
 /** Vectors of rows in a panel (panel.h), which has as many times the lanes of one rows. */
 #define KVC__PANEL_VECTORS 3
 
@@ -137,15 +146,15 @@ typedef struct kvc__ops {
     char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
     char remedy[96];  /**< what to do about that; "" where nothing */
     int unit;         /**< elements that a loader takes at a time */
-    kvc__prepare_fn prepare[3];         /**< [f32, f16, bf16]; NULL: as it is */
-    kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
-    kvc__weigh_fn weigh[3][KVC__TILES];
+    kvc__prepare_fn prepare[KVC__OPS_SLOTS]; /**< [f32, f16, bf16, q8, q4]; NULL: as it is */
+    kvc__score_fn score[KVC__OPS_SLOTS][KVC__TILES]; /**< [][rows]; NULL: copy to f32 first */
+    kvc__weigh_fn weigh[KVC__OPS_SLOTS][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
     kvc__cap_fn cap;
-    uint8_t place[3][KVC__UNIT_MOST];      /**< where a loader puts element i of a unit */
-    kvc__widen_fn widen[3];                /**< NULL: there is no loader */
-    int lanes;                             /**< of a vector */
-    kvc__panel panels[KVC__PANEL_VECTORS]; /**< [vectors in use - 1] */
+    uint8_t place[KVC__OPS_SLOTS][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
+    kvc__widen_fn widen[3];                        /**< NULL: there is no loader */
+    int lanes;                                     /**< of a vector */
+    kvc__panel panels[KVC__PANEL_VECTORS];         /**< [vectors in use - 1] */
 } kvc__ops;
 
 /** Returns the fastest table that this CPU runs and that KVC_ISA in the environment allows. Chosen

@@ -13,6 +13,8 @@
  *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int half)
  *                                         one half of 2 W elements as f32; which are in it, and in
  *                                         what order, is the loader's own
+ *     v_load_q8, v_load_q4                the same of integers of 8 and 4 bits, in the order that
+ *                                         tile_quant.h tells; none where TILES_PACKED is 0
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
  *
  * A tile is R rows, R in {1, 2, 4}: query heads of one kv head that share each key and value they
@@ -216,28 +218,43 @@ static inline __attribute__((always_inline)) void soften(kvc__tile *t, const kvc
     memcpy(t->total, &total, rows_bytes);
 }
 
+/* Positions [begin, end) of a block. */
+static inline __attribute__((always_inline)) kvc__block some_of(const kvc__block *block,
+                                                                int64_t begin, int64_t end) {
+    kvc__block some = *block;
+    some.data += begin * block->step_bytes;
+    some.count = end - begin;
+    return some;
+}
+
 /* Positions [begin, end) of a block, into the sums of one row. */
 static inline __attribute__((always_inline)) void
 weigh_row(kvc__tile *t, const kvc__block *v, int64_t begin, int64_t end, const float *s, int r,
           const int R, const load_fn load, const int64_t element_bytes) {
     const float one = 1;
-    const kvc__block part = {v->data + begin * v->step_bytes, v->step_bytes, end - begin, v->ahead};
+    const kvc__block part = some_of(v, begin, end);
     if (begin < end)
         weigh(t->sums + r * t->value_width, s + begin * R + r, R, &one, &part, t->value_width, 1,
               load, element_bytes);
 }
 
-static inline __attribute__((always_inline)) void
-weigh_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const float *s,
-           const float *factor, const int R, const load_fn load, const int64_t element_bytes) {
-    kvc__range all = seen[0]; /* what every row sees, if it is not empty */
+/* What every row sees, if it is not empty. */
+static inline __attribute__((always_inline)) kvc__range seen_by_all(const kvc__range *seen,
+                                                                    const int R) {
+    kvc__range all = seen[0];
     for (int r = 1; r < R; r++) {
         if (seen[r].begin > all.begin) all.begin = seen[r].begin;
         if (seen[r].end < all.end) all.end = seen[r].end;
     }
     if (all.end < all.begin) all.end = all.begin;
-    const kvc__block shared = {v->data + all.begin * v->step_bytes, v->step_bytes,
-                               all.end - all.begin, v->ahead};
+    return all;
+}
+
+static inline __attribute__((always_inline)) void
+weigh_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const float *s,
+           const float *factor, const int R, const load_fn load, const int64_t element_bytes) {
+    const kvc__range all = seen_by_all(seen, R);
+    const kvc__block shared = some_of(v, all.begin, all.end);
     weigh(t->sums, s + all.begin * R, R, factor, &shared, t->value_width, R, load, element_bytes);
 
     /* What only some see goes row by row: a weight of 0 times NaN would reach the others. */
@@ -301,6 +318,12 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
 }
 
 #include "attention/panel.h"
+#ifndef TILES_PACKED
+#define TILES_PACKED 1
+#endif
+#if TILES_PACKED
+#include "attention/tile_quant.h"
+#endif
 
 static void fill_ops(kvc__ops *ops) {
     *ops = (kvc__ops){
@@ -313,6 +336,9 @@ static void fill_ops(kvc__ops *ops) {
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
     fill_panels(ops);
+#if TILES_PACKED
+    fill_packed(ops);
+#endif
 #if TILES_F16
     const kvc__score_fn scores[KVC__TILES] = SCORES(f16);
     const kvc__weigh_fn weighs[KVC__TILES] = WEIGHS(f16);

@@ -66,7 +66,8 @@ static void exp__keeps_infinities_and_nan(void **state) {
     assert_true(isinf(kvc__exp_f32(FLT_MAX)));
 }
 
-/* The kernels' own exp, of scores below the largest, which is 0: beneath exp(-87.6), 0 is enough. */
+/* The kernels' own exp, of scores below the largest, which is 0: beneath exp(-87.6), 0 is enough.
+ */
 static void soften__gives_exp_within_its_bound(void **state) {
     (void)state;
     const kvc__ops *ops = kvc__ops_best();

@@ -1,0 +1,143 @@
+/** @file
+ * The inner loops of a tile over packed keys and values: those of tile.h, which includes this file,
+ * with elements that become scale · q + bias as they are loaded.
+ *
+ * In exact arithmetic a score is Σ_g (scale_g · Σ q·w + bias_g · Σ q), which would spare the
+ * product and sum of each element. But its partial sums want registers beside those of all rows,
+ * and its terms are larger than what they add up to, by as much as a bias is larger than its steps.
+ */
+#ifndef KVC_ATTENTION_TILE_QUANT_H
+#define KVC_ATTENTION_TILE_QUANT_H
+
+/* Of 8 bits a loader gives the first W elements, then the others; of 4 bits the even ones, the low
+ * halves of bytes, then the odd ones. */
+
+/* As score. */
+static inline __attribute__((always_inline)) void score_packed(float *restrict s,
+                                                               const kvc__tile *t,
+                                                               const kvc__block *k, const int R,
+                                                               const load_fn load, const int bits) {
+    const int keys = W / R;
+    const int64_t width = t->key_width;
+    for (int64_t j = 0; j < k->count; j += keys) {
+        vf sum[W];
+        for (int i = 0; i < W; i++) sum[i] = v_set(0);
+        kvc__ask(k->ahead, keys * width);
+        for (int64_t g = 0; g < k->groups; g++)
+            for (int i = 0; i < keys; i++) {
+                const int64_t at = j + i < k->count ? j + i : k->count - 1;
+                const char *row = k->data + at * k->step_bytes;
+                const vf scale = v_set(k->scales[at * k->groups + g]);
+                const vf bias = v_set(k->biases[at * k->groups + g]);
+                for (int64_t d = g * k->group; d < (g + 1) * k->group; d += UNIT)
+                    for (int half = 0; half < 2; half++) {
+                        const vf x = load(row + d * bits / 8, half) * scale + bias;
+                        for (int r = 0; r < R; r++)
+                            sum[i * R + r] += v_load(t->q + r * width + d + half * W) * x;
+                    }
+            }
+        v_store(s + j * R, v_sums(sum));
+    }
+}
+
+/* As weigh_units, for one unit. */
+static inline __attribute__((always_inline)) void
+weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
+                   const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
+                   const load_fn load, const int bits) {
+    vf sum[4][2];
+    for (int u = 0; u < UNITS; u++)
+        for (int r = 0; r < R; r++)
+            for (int half = 0; half < 2; half++) {
+                const float *in = sums + r * width + d + u * UNIT + half * W;
+                sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
+            }
+    const char *row = v->data + d * bits / 8;
+    const float *scales = v->scales + d / v->group, *biases = v->biases + d / v->group;
+    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
+        const vf scale = v_set(scales[j * v->groups]), bias = v_set(biases[j * v->groups]);
+        for (int u = 0; u < UNITS; u++) {
+            const vf x = load(row + u * UNIT * bits / 8, 0) * scale + bias;
+            const vf y = load(row + u * UNIT * bits / 8, 1) * scale + bias;
+            for (int r = 0; r < R; r++) {
+                const vf weight = v_set(p[j * step + r]);
+                sum[u * R + r][0] += weight * x;
+                sum[u * R + r][1] += weight * y;
+            }
+        }
+    }
+    for (int u = 0; u < UNITS; u++)
+        for (int r = 0; r < R; r++)
+            for (int half = 0; half < 2; half++)
+                v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
+}
+
+/* As weigh. Units that are worked on together are of one group: 32 elements at the most, which no
+ * instruction set's four, two or one exceed where its vectors have eight lanes or fewer. */
+static inline __attribute__((always_inline)) void
+weigh_packed(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
+             const kvc__block *v, int64_t width, const int R, const load_fn load, const int bits) {
+    const int units = 4 / R * UNIT <= 32 ? 4 / R : R < 4 && 2 * UNIT <= 32 ? 2 : 1;
+    for (int64_t d = 0; d < width; d += units * UNIT) {
+        kvc__ask(v->ahead, v->count * units * UNIT);
+        weigh_packed_units(sums, p, step, factor, v, width, d, R, units, load, bits);
+    }
+}
+
+static inline __attribute__((always_inline)) kvc__block some_packed(const kvc__block *block,
+                                                                    int64_t begin, int64_t end) {
+    kvc__block some = some_of(block, begin, end);
+    some.scales += begin * block->groups;
+    some.biases += begin * block->groups;
+    return some;
+}
+
+/* As weigh_seen. */
+static inline __attribute__((always_inline)) void
+weigh_packed_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const float *s,
+                  const float *factor, const int R, const load_fn load, const int bits) {
+    static const float one = 1;
+    const kvc__range all = seen_by_all(seen, R);
+    const kvc__block shared = some_packed(v, all.begin, all.end);
+    weigh_packed(t->sums, s + all.begin * R, R, factor, &shared, t->value_width, R, load, bits);
+    for (int r = 0; r < R; r++) {
+        const int64_t left = seen[r].end < all.begin ? seen[r].end : all.begin;
+        const int64_t right = seen[r].begin > all.end ? seen[r].begin : all.end;
+        const kvc__range parts[2] = {{seen[r].begin, left}, {right, seen[r].end}};
+        for (int i = 0; i < 2; i++) {
+            if (parts[i].begin >= parts[i].end) continue;
+            const kvc__block part = some_packed(v, parts[i].begin, parts[i].end);
+            weigh_packed(t->sums + r * t->value_width, s + parts[i].begin * R + r, R, &one, &part,
+                         t->value_width, 1, load, bits);
+        }
+    }
+}
+
+#define PACKED_TILE(name, R, load, bits)                                                           \
+    static void score_##R##_##name(const kvc__tile *t, const kvc__block *k, float *s) {            \
+        score_packed(s, t, k, R, load, bits);                                                      \
+    }                                                                                              \
+    static void weigh_##R##_##name(kvc__tile *t, const kvc__block *v, const kvc__range *seen,      \
+                                   const float *s, const float *factor) {                          \
+        weigh_packed_seen(t, v, seen, s, factor, R, load, bits);                                   \
+    }
+#define PACKED_TILES(name, load, bits)                                                             \
+    PACKED_TILE(name, 1, load, bits)                                                               \
+    PACKED_TILE(name, 2, load, bits)                                                               \
+    PACKED_TILE(name, 4, load, bits)
+
+PACKED_TILES(q8, v_load_q8, 8)
+PACKED_TILES(q4, v_load_q4, 4)
+
+static void fill_packed(kvc__ops *ops) {
+    const kvc__score_fn scores[2][KVC__TILES] = {SCORES(q8), SCORES(q4)};
+    const kvc__weigh_fn weighs[2][KVC__TILES] = {WEIGHS(q8), WEIGHS(q4)};
+    memcpy(ops->score[KVC__OPS_Q8], scores, sizeof scores);
+    memcpy(ops->weigh[KVC__OPS_Q8], weighs, sizeof weighs);
+    for (int i = 0; i < 2 * W; i++) {
+        ops->place[KVC__OPS_Q8][i] = (uint8_t)i;
+        ops->place[KVC__OPS_Q4][i] = (uint8_t)(i % 2 * W + i / 2);
+    }
+}
+
+#endif
