@@ -12,30 +12,54 @@
 /* Of 8 bits a loader gives the first W elements, then the others; of 4 bits the even ones, the low
  * halves of bytes, then the odd ones. */
 
+/* sum[i · R + r] = q[r] · key i, for KEYS keys, so that each load of q serves them all. With few
+ * rows the halves of units are added up apart: as many sums as hide the latency of one. */
+static inline __attribute__((always_inline)) void
+score_packed_keys(vf *sum, const float *q, int64_t width, const kvc__block *k, int64_t first,
+                  const int R, const int KEYS, const load_fn load, const int bits) {
+    const int ways = R < 4 ? 2 : 1;
+    const char *row[2];
+    const float *scales[2], *biases[2];
+    vf part[2][8];
+    for (int i = 0; i < KEYS; i++) {
+        /* Beyond the last key the last is taken again, as by score. */
+        const int64_t at = first + i < k->count ? first + i : k->count - 1;
+        row[i] = k->data + at * k->step_bytes;
+        scales[i] = k->scales + at * k->groups;
+        biases[i] = k->biases + at * k->groups;
+    }
+    for (int i = 0; i < KEYS * R; i++) part[0][i] = part[1][i] = v_set(0);
+    for (int64_t g = 0; g < k->groups; g++) {
+        vf scale[2], bias[2];
+        for (int i = 0; i < KEYS; i++) {
+            scale[i] = v_set(scales[i][g]);
+            bias[i] = v_set(biases[i][g]);
+        }
+        for (int64_t d = g * k->group; d < (g + 1) * k->group; d += UNIT)
+            for (int half = 0; half < 2; half++) {
+                vf x[2];
+                for (int i = 0; i < KEYS; i++)
+                    x[i] = load(row[i] + d * bits / 8, half) * scale[i] + bias[i];
+                for (int r = 0; r < R; r++) {
+                    const vf y = v_keep(v_load(q + r * width + d + half * W));
+                    for (int i = 0; i < KEYS; i++) part[half % ways][i * R + r] += y * x[i];
+                }
+            }
+    }
+    for (int i = 0; i < KEYS * R; i++) sum[i] = ways == 1 ? part[0][i] : part[0][i] + part[1][i];
+}
+
 /* As score. */
 static inline __attribute__((always_inline)) void score_packed(float *restrict s,
                                                                const kvc__tile *t,
                                                                const kvc__block *k, const int R,
                                                                const load_fn load, const int bits) {
-    const int keys = W / R;
-    const int64_t width = t->key_width;
+    const int keys = W / R, together = keys < 2 ? keys : 2;
     for (int64_t j = 0; j < k->count; j += keys) {
         vf sum[W];
-        for (int i = 0; i < W; i++) sum[i] = v_set(0);
-        kvc__ask(k->ahead, keys * width);
-        for (int64_t g = 0; g < k->groups; g++)
-            for (int i = 0; i < keys; i++) {
-                const int64_t at = j + i < k->count ? j + i : k->count - 1;
-                const char *row = k->data + at * k->step_bytes;
-                const vf scale = v_set(k->scales[at * k->groups + g]);
-                const vf bias = v_set(k->biases[at * k->groups + g]);
-                for (int64_t d = g * k->group; d < (g + 1) * k->group; d += UNIT)
-                    for (int half = 0; half < 2; half++) {
-                        const vf x = load(row + d * bits / 8, half) * scale + bias;
-                        for (int r = 0; r < R; r++)
-                            sum[i * R + r] += v_load(t->q + r * width + d + half * W) * x;
-                    }
-            }
+        kvc__ask(k->ahead, keys * t->key_width);
+        for (int i = 0; i < keys; i += together)
+            score_packed_keys(sum + i * R, t->q, t->key_width, k, j + i, R, together, load, bits);
         v_store(s + j * R, v_sums(sum));
     }
 }
