@@ -57,14 +57,15 @@ static inline __attribute__((always_inline)) void score_packed(float *restrict s
     const int keys = W / R, together = keys < 2 ? keys : 2;
     for (int64_t j = 0; j < k->count; j += keys) {
         vf sum[W];
-        kvc__ask(k->ahead, keys * t->key_width);
-        for (int i = 0; i < keys; i += together)
+        for (int i = 0; i < keys; i += together) {
+            kvc__ask(k->ahead, together * t->key_width);
             score_packed_keys(sum + i * R, t->q, t->key_width, k, j + i, R, together, load, bits);
+        }
         v_store(s + j * R, v_sums(sum));
     }
 }
 
-/* As weigh_units, for one unit. */
+/* As weigh_units. */
 static inline __attribute__((always_inline)) void
 weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
                    const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
@@ -79,6 +80,7 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
     const char *row = v->data + d * bits / 8;
     const float *scales = v->scales + d / v->group, *biases = v->biases + d / v->group;
     for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
+        if (R == 1) kvc__ask(v->ahead, UNITS * UNIT);
         const vf scale = v_set(scales[j * v->groups]), bias = v_set(biases[j * v->groups]);
         for (int u = 0; u < UNITS; u++) {
             const vf x = load(row + u * UNIT * bits / 8, 0) * scale + bias;
@@ -96,15 +98,17 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
                 v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
 }
 
-/* As weigh. Units that are worked on together are of one group: 32 elements at the most, which no
- * instruction set's four, two or one exceed where its vectors have eight lanes or fewer. */
+/* As weigh. Units that are worked on together are of one group. */
 static inline __attribute__((always_inline)) void
 weigh_packed(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
              const kvc__block *v, int64_t width, const int R, const load_fn load, const int bits) {
-    const int units = 4 / R * UNIT <= 32 ? 4 / R : R < 4 && 2 * UNIT <= 32 ? 2 : 1;
+    const int most = 4 / R, least = most * UNIT <= 32 ? most : R < 4 && 2 * UNIT <= 32 ? 2 : 1;
+    const int units = most * UNIT <= v->group ? most : least; /* a group is of 32 or more */
     for (int64_t d = 0; d < width; d += units * UNIT) {
-        kvc__ask(v->ahead, v->count * units * UNIT);
-        weigh_packed_units(sums, p, step, factor, v, width, d, R, units, load, bits);
+        if (R > 1) kvc__ask(v->ahead, v->count * units * UNIT);
+        if (units == most)
+            weigh_packed_units(sums, p, step, factor, v, width, d, R, most, load, bits);
+        else weigh_packed_units(sums, p, step, factor, v, width, d, R, least, load, bits);
     }
 }
 

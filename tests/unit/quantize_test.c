@@ -184,7 +184,7 @@ static void quantize__what_scales_cannot_hold_spoils_its_group_alone(void **stat
     check_odd(8, KVC_BF16, 0x1.fefffep127f, false, &seed); /* rounds to a number, barely */
     check_odd(8, KVC_BF16, 0x1.ffp127f, true, &seed);
     check_odd(8, KVC_F32, 0x1.ffp127f, false, &seed);
-    float x[32] = {FLT_MAX, -FLT_MAX}, scale, bias; /* the range is no f32 */
+    float x[32] = {FLT_MAX, -FLT_MAX}, scale = 0, bias = 0; /* the range is no f32 */
     uint8_t words[32];
     kvc_quantized packed = {.struct_size = sizeof packed, .bits = 8, .group = 32};
     const int64_t dim = 32, one = 1;
