@@ -11,6 +11,7 @@
 #include <kvcache/pool.h>
 
 #include "cli.h"
+#include "machine.h"
 #include "roofline.h"
 #include "trace.h"
 
@@ -137,7 +138,8 @@ static int make_cache(subject *s) {
                                  .layers = s->row->layers,
                                  .specs = &spec,
                                  .spec_count = 1,
-                                 .growth = KVC_GROW_RESERVE,
+                                 .growth = shape->growth,
+                                 .chunk = s->row->context, /* at once, where not reserved */
                                  .max_positions = s->row->context};
     if (kvc_pool_new(&s->pool, kvc_device_cpu()) != KVC_OK ||
         kvc_cache_new(&s->cache, s->pool, &desc) != KVC_OK)
@@ -146,8 +148,14 @@ static int make_cache(subject *s) {
     float *rows = malloc(count * sizeof *rows);
     if (!rows) return cli_fail("no memory for %d positions", FILL_POSITIONS);
     fill_random(rows, count);
-    const int status = fill_cache(s, rows);
+    const uint64_t before = machine_huge_bytes();
+    int status = fill_cache(s, rows);
+    const uint64_t huge_bytes = machine_huge_bytes() - before;
     free(rows);
+    kvc_cache_nbytes nbytes = {.struct_size = sizeof nbytes};
+    if (status == CLI_DONE && kvc_cache_nbytes_get(s->cache, &nbytes) != KVC_OK)
+        status = cli_fail_library("cache");
+    s->row->huge_share = (double)huge_bytes / (double)nbytes.resident;
     return status;
 }
 

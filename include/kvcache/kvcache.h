@@ -10,6 +10,7 @@
 #include <kvcache/allocator.h>
 #include <kvcache/array.h>
 #include <kvcache/attention.h>
+#include <kvcache/blocks.h>
 #include <kvcache/cache.h>
 #include <kvcache/cuda_rule.h>
 #include <kvcache/device.h>
@@ -17,6 +18,7 @@
 #include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
+#include <kvcache/prefix.h>
 #include <kvcache/quantize.h>
 #include <kvcache/status.h>
 #include <kvcache/trace.h>

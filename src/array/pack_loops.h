@@ -121,7 +121,7 @@ static inline void to_integers(uint8_t *restrict q, const float *restrict x, int
 static void join(uint8_t *restrict to, const uint8_t *restrict q, int n, int bits) {
     if (bits == 8) memcpy(to, q, (size_t)n);
     else if (bits == 4)
-        for (int i = 0; i < n / 2; i++) to[i] = (uint8_t)(q[2 * i] | q[2 * i + 1] << 4);
+        for (int i = 0; i < n / 2; i++) to[i] = (uint8_t)(q[2 * (size_t)i] | q[2 * (size_t)i + 1] << 4);
     else
         for (int i = 0; i < n; i += 8) {
             uint64_t eight = 0;
@@ -135,8 +135,8 @@ static void split(uint8_t *restrict q, const uint8_t *restrict from, int n, int 
     if (bits == 8) memcpy(q, from, (size_t)n);
     else if (bits == 4)
         for (int i = 0; i < n / 2; i++) {
-            q[2 * i] = from[i] & 15;
-            q[2 * i + 1] = from[i] >> 4;
+            q[2 * (size_t)i] = from[i] & 15;
+            q[2 * (size_t)i + 1] = from[i] >> 4;
         }
     else
         for (int i = 0; i < n; i += 8) {

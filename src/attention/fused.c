@@ -37,7 +37,8 @@ static int slot_of(kvc__format format) {
 
 static bool is_direct(const kvc__ops *ops, kvc__format format, int64_t key_dim, int64_t value_dim) {
     if (format.bits && slot_of(format) < KVC__OPS_Q8) return false;
-    return ops->score[slot_of(format)][0] && key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
+    const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
+    return ops->score[slot_of(format)][0] && (fits || ops->takes_any_dim);
 }
 
 /* Rounds to whole lines, so that threads share none. */
@@ -56,11 +57,13 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes) {
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
-    const bool many = rows >= 2 * ops->lanes; /* below, panels would leave too many lanes idle */
+    /* With fewer rows than these, panels would leave too many lanes idle. */
+    const bool few_convert = format.bits || format.dtype == KVC_F32; /* or unpack, which is dear */
+    const bool many = rows >= (few_convert ? 1 : 2) * (int64_t)ops->lanes;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
-    w->panel = many ? KVC__PANEL_VECTORS * ops->lanes : 1;
+    w->panel = many ? (int64_t)KVC__PANEL_VECTORS * ops->lanes : 1;
     const bool wide = w->key_width + w->value_width > WIDE;
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
     w->most = round_up(smaller(rows, most), w->panel);
@@ -150,6 +153,7 @@ static void begin_rows(const kvc__work *w) {
     const int64_t unit = w->ops->unit, rows = round_up(w->part.rows, w->panel);
     const kvc__prepare_fn prepare = w->panel == 1 ? w->ops->prepare[tile_slot(w)] : NULL;
     const uint8_t *place = places(w);
+    const float scale = w->panel == 1 && w->ops->rounds[tile_slot(w)] ? 1 : job->scale;
     memset(w->q, 0, (size_t)(rows * w->key_width) * sizeof *w->q);
     memset(w->sums, 0, (size_t)(rows * w->value_width) * sizeof *w->sums);
     for (int64_t r = w->part.rows; r < rows; r++) w->max[r] = w->total[r] = 0;
@@ -161,7 +165,7 @@ static void begin_rows(const kvc__work *w) {
             const int64_t n = smaller(unit, job->key_dim - d);
             float x[KVC__UNIT_MOST];
             kvc__row_load(x, from, job->q.dtype, d, n);
-            for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * job->scale;
+            for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * scale;
         }
         if (prepare) prepare(q, w->key_width);
         /* A sink counts once, however many ranges merge. */
@@ -195,7 +199,8 @@ static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_b
                             int64_t width, float *copy, int64_t count) {
     const kvc_dtype dtype = w->job->format.dtype;
     const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(dtype)];
-    if (w->direct) return (kvc__block){.data = from, .step_bytes = step_bytes, .count = count};
+    if (w->direct)
+        return (kvc__block){.data = from, .step_bytes = step_bytes, .count = count, .dim = dim};
     for (int64_t j = 0; j < count; j++) {
         float *row = copy + j * (width + KVC__WORK_PAD);
         if (widen) {
@@ -206,7 +211,8 @@ static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_b
         }
     }
     const int64_t row_bytes = (width + KVC__WORK_PAD) * (int64_t)sizeof *copy;
-    return (kvc__block){.data = (const char *)copy, .step_bytes = row_bytes, .count = count};
+    return (kvc__block){
+        .data = (const char *)copy, .step_bytes = row_bytes, .count = count, .dim = width};
 }
 
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count) {
@@ -280,18 +286,6 @@ static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size
     w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
 }
 
-/* Some of a block's positions. */
-static kvc__block narrow(const kvc__block *block, kvc__range to) {
-    kvc__block some = *block;
-    some.data += to.begin * block->step_bytes;
-    some.count = to.end - to.begin;
-    if (block->groups > 0) {
-        some.scales += to.begin * block->groups;
-        some.biases += to.begin * block->groups;
-    }
-    return some;
-}
-
 /* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
  * before or behind all of that read. */
 static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, int size,
@@ -311,7 +305,8 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     }
     if (any == 0) return;
     const kvc__range hull = kvc__hull(any);
-    const kvc__block k = narrow(k_block, hull), v = narrow(v_block, hull);
+    const kvc__block k = kvc__some(k_block, hull.begin, hull.end);
+    const kvc__block v = kvc__some(v_block, hull.begin, hull.end);
     for (int64_t r = 0; r < rows; r++) {
         kept[r] >>= hull.begin;
         seen[r] = kvc__hull(kept[r]);
@@ -336,11 +331,12 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     }
 }
 
-static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
+/* @param ahead  of the first tile that takes the block in, and of the others */
+static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     kvc__block k = kvc__work_keys(w, start, count), v = kvc__work_values(w, start, count);
-    k.ahead = v.ahead = ahead;
     int64_t rows;
+    k.ahead = v.ahead = &ahead[0];
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int64_t left = w->part.rows - r;
         const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
@@ -350,6 +346,7 @@ static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, i
         kvc__tile tile = kvc__work_tile(w, r);
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
+        k.ahead = v.ahead = &ahead[1];
     }
 }
 
@@ -375,8 +372,10 @@ static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
     kvc__ahead a = {.line_elements = alike ? 64 * 8 / element_bits : 0};
     for (int i = 0; i < LANES; i++) {
         const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
-        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->key_width, from);
-        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim, w->value_width, from);
+        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,
+                   from);
+        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim,
+                   w->direct ? job->value_dim : w->value_width, from);
     }
     kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES * 8 / element_bits);
     return a;
@@ -387,13 +386,13 @@ static void attend_lanes(const kvc__work *w) {
     const int64_t begin = w->part.begin, end = w->part.end;
     /* Half a block more keeps the lanes from the same sets of the cache. */
     const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
-    kvc__ahead ahead = ahead_of(w, lane);
+    kvc__ahead ahead[2] = {ahead_of(w, lane), {.line_elements = INT64_MAX / KVC__STREAMS}};
     begin_rows(w);
     for (int64_t at = begin; at < begin + lane; at += w->block)
         for (int i = 0; i < LANES; i++) {
             const int64_t start = at + i * lane;
             const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
-            if (start < stop) attend_block(w, &ahead, start, stop - start);
+            if (start < stop) attend_block(w, ahead, start, stop - start);
         }
 }
 

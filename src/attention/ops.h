@@ -22,11 +22,12 @@
 /** R rows at work, R in {1, 2, 4}. Widths are dims rounded up to whole units, the rest zeros;
  * elements of a unit lie in the order of the loader. */
 typedef struct kvc__tile {
-    const float *q; /**< [R][key_width], scaled, prepared */
+    const float *q; /**< [R][key_width], scaled unless prepared by rounding, prepared */
     float *sums;    /**< [R][value_width], Σ p v */
     float *max;     /**< [R], largest score so far */
     float *total;   /**< [R], Σ p */
     int64_t key_width, value_width;
+    float scale; /**< of scores, where queries are rounded: one in bf16 then stays exact */
 } kvc__tile;
 
 /** Rewrites a query in place, as a set's score loops want it. */
@@ -50,17 +51,30 @@ typedef struct kvc__ahead {
     int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
 } kvc__ahead;
 
-/** Positions of keys or values, a unit's multiple of elements each. */
+/** Positions of keys or values. */
 typedef struct kvc__block {
     const char *data;
     int64_t step_bytes; /**< from position to position */
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
+    int64_t dim;        /**< elements of each; whole units, unless tiles take any dim */
     kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
     /* Of packed elements: */
     const float *scales, *biases; /**< [count][groups] */
     int64_t groups;               /**< of a row */
     int64_t group;                /**< elements that share a scale and a bias */
 } kvc__block;
+
+/** Returns positions [begin, end) of a block. */
+static inline kvc__block kvc__some(const kvc__block *block, int64_t begin, int64_t end) {
+    kvc__block some = *block;
+    some.data += begin * block->step_bytes;
+    some.count = end - begin;
+    if (block->groups > 0) {
+        some.scales += begin * block->groups;
+        some.biases += begin * block->groups;
+    }
+    return some;
+}
 
 /** Asks for as many elements as are computed with. */
 static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_t elements) {
@@ -142,11 +156,13 @@ typedef void (*kvc__widen_fn)(float *dst, const void *src, int64_t n);
 
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
-    const char *name; /**< as KVC_ISA knows it */
-    char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
-    char remedy[96];  /**< what to do about that; "" where nothing */
-    int unit;         /**< elements that a loader takes at a time */
+    const char *name;   /**< as KVC_ISA knows it */
+    char limit[96];     /**< what KVC_ISA does to the choice; "" where nothing. For people */
+    char remedy[96];    /**< what to do about that; "" where nothing */
+    int unit;           /**< elements that a loader takes at a time */
+    bool takes_any_dim; /**< loaders take less than a unit at the end of a row */
     kvc__prepare_fn prepare[KVC__OPS_SLOTS]; /**< [f32, f16, bf16, q8, q4]; NULL: as it is */
+    bool rounds[KVC__OPS_SLOTS];             /**< prepared queries are rounded to bf16 */
     kvc__score_fn score[KVC__OPS_SLOTS][KVC__TILES]; /**< [][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[KVC__OPS_SLOTS][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
@@ -169,6 +185,8 @@ void kvc__ops_choose(kvc__ops *out, const char *cap);
 /** Fill the table of one instruction set, but for its name. */
 void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
+void kvc__ops_avx512(kvc__ops *ops);
+void kvc__ops_avx512bf16(kvc__ops *ops);
 void kvc__ops_neon(kvc__ops *ops);
 void kvc__ops_neon_bf16(kvc__ops *ops);
 

@@ -33,6 +33,7 @@ static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
     return (kvc__block){.data = kvc__at(words, w->part.sequence, w->part.kv_head, start, 0),
                         .step_bytes = words->position_stride,
                         .count = count,
+                        .dim = groups * w->job->format.group,
                         .scales = room,
                         .biases = biases,
                         .groups = groups,
@@ -52,6 +53,8 @@ kvc__block kvc__packed_rows(const kvc__work *w, const kvc__rows *words, const kv
                                  kvc__at(&scaling->biases, b, h, start + j, 0)};
         kvc__pack_best()->unpack(&packing, room + j * step, &row);
     }
-    return (kvc__block){
-        .data = (const char *)room, .step_bytes = step * (int64_t)sizeof *room, .count = count};
+    return (kvc__block){.data = (const char *)room,
+                        .step_bytes = step * (int64_t)sizeof *room,
+                        .count = count,
+                        .dim = dim};
 }

@@ -18,10 +18,9 @@
 #include "attention/bits.h"
 #include "attention/ops.h"
 
-/* Rows of c that go with the vectors of a panel: VECTORS · (DEPTH + 1) + 1 registers. */
-#ifndef PANEL_DEPTH
-#define PANEL_DEPTH 4 /* of sixteen */
-#endif
+/* A register tile is some rows of c by the vectors in use. With 4 by 3 it takes all of 16
+ * registers: 12 sums, a row of b and an element of a; and 7 loads go with 12 multiply-adds. Fewer
+ * than 8 sums would wait for each other. */
 enum { VECTORS = KVC__PANEL_VECTORS, PANEL = VECTORS * W, MOST_DEPTH = 8 };
 
 /* What rows see of a block, for lanes: bit j of a row is bit j % 32 of word j / 32. */
@@ -42,7 +41,7 @@ static inline void look(panel_sight *out, const uint64_t *seen, int64_t count) {
 }
 
 /* All bits of the lanes whose rows see position j. */
-static inline vi sees(const panel_sight *sight, int v, int64_t j) {
+static inline vi sees(const panel_sight *sight, int64_t v, int64_t j) {
     vi words;
     memcpy(&words, &sight->words[j / 32][v * W], sizeof words);
     return (words << (int)(31 - j % 32)) >> 31;
@@ -57,11 +56,11 @@ multiply(vf sum[MOST_DEPTH][VECTORS], const float *const a[], int64_t along,
     for (int64_t k = range.begin; k < range.end; k++) {
         vf row[VECTORS];
         vi seen[VECTORS];
-        for (int v = 0; v < V; v++) row[v] = v_keep(v_load(b + k * PANEL + v * W));
-        for (int v = 0; v < V && sight; v++) seen[v] = sees(sight, v, k);
+        for (int64_t v = 0; v < V; v++) row[v] = v_keep(v_load(b + k * PANEL + v * W));
+        for (int64_t v = 0; v < V && sight; v++) seen[v] = sees(sight, v, k);
         for (int i = 0; i < D; i++) {
             const vf element = v_set(a[i][k * along]);
-            for (int v = 0; v < V; v++)
+            for (int64_t v = 0; v < V; v++)
                 sum[i][v] += (sight ? (vf)((vi)element & seen[v]) : element) * row[v];
         }
     }
@@ -77,11 +76,11 @@ panel_score(float *restrict s, const kvc__tile *t, const kvc__block *k, const in
             /* Beyond the last key the last is taken again: nobody looks at those scores. */
             const int64_t at = j + i < k->count ? j + i : k->count - 1;
             key[i] = (const float *)(const void *)(k->data + at * k->step_bytes);
-            for (int v = 0; v < V; v++) sum[i][v] = v_set(0);
+            for (int64_t v = 0; v < V; v++) sum[i][v] = v_set(0);
         }
         multiply(sum, key, 1, t->q, (kvc__range){0, t->key_width}, NULL, D, V);
         for (int i = 0; i < D; i++)
-            for (int v = 0; v < V; v++) v_store(s + (j + i) * PANEL + v * W, sum[i][v]);
+            for (int64_t v = 0; v < V; v++) v_store(s + (j + i) * PANEL + v * W, sum[i][v]);
     }
 }
 
@@ -90,8 +89,8 @@ static inline void hide(const panel_sight *sight, int64_t count, float *s, int V
     const vi none = (vi)v_set(-INFINITY);
     uint64_t hidden = ~sight->all & kvc__bits((kvc__range){0, count});
     for (; hidden; hidden &= hidden - 1) {
-        const int j = __builtin_ctzll(hidden);
-        for (int v = 0; v < V; v++) {
+        const int64_t j = __builtin_ctzll(hidden);
+        for (int64_t v = 0; v < V; v++) {
             const vi seen = sees(sight, v, j);
             float *at = s + j * PANEL + v * W;
             v_store(at, (vf)(((vi)v_load(at) & seen) | (none & ~seen)));
@@ -106,10 +105,10 @@ static inline __attribute__((always_inline)) void panel_soften(kvc__tile *t, con
     panel_sight sight;
     look(&sight, seen, count);
     hide(&sight, count, s, V);
-    for (int v = 0; v < V; v++) most[v] = v_load(t->max + v * W);
+    for (int64_t v = 0; v < V; v++) most[v] = v_load(t->max + v * W);
     for (int64_t j = 0; j < count; j++)
-        for (int v = 0; v < V; v++) most[v] = v_max(v_load(s + j * PANEL + v * W), most[v]);
-    for (int v = 0; v < V; v++) {
+        for (int64_t v = 0; v < V; v++) most[v] = v_max(v_load(s + j * PANEL + v * W), most[v]);
+    for (int64_t v = 0; v < V; v++) {
         /* With scores of -inf alone there is nothing to subtract: -inf - -inf would be NaN. */
         const vi nothing = most[v] == v_set(-INFINITY);
         base[v] = (vf)((vi)most[v] & ~nothing);
@@ -118,13 +117,13 @@ static inline __attribute__((always_inline)) void panel_soften(kvc__tile *t, con
         v_store(t->max + v * W, most[v]);
     }
     for (int64_t j = 0; j < count; j++)
-        for (int v = 0; v < V; v++) {
+        for (int64_t v = 0; v < V; v++) {
             float *at = s + j * PANEL + v * W;
             const vf p = v_exp(v_load(at) - base[v]);
             v_store(at, p);
             sum[v] += p;
         }
-    for (int v = 0; v < V; v++) {
+    for (int64_t v = 0; v < V; v++) {
         float *total = t->total + v * W;
         v_store(total, v_load(total) * v_load(factor + v * W) + sum[v]);
     }
@@ -141,16 +140,16 @@ panel_sum(const kvc__tile *t, const kvc__block *v, const float *s, const float *
         const float *value[MOST_DEPTH];
         vf sum[MOST_DEPTH][VECTORS];
         float *sums = t->sums + d * PANEL;
-        for (int i = 0; i < D; i++) {
+        for (int64_t i = 0; i < D; i++) {
             value[i] = values + d + i;
-            for (int x = 0; x < V; x++) {
+            for (int64_t x = 0; x < V; x++) {
                 sum[i][x] = v_load(sums + i * PANEL + x * W);
                 if (factor) sum[i][x] *= v_load(factor + x * W);
             }
         }
         multiply(sum, value, step, s, run, sight, D, V);
-        for (int i = 0; i < D; i++)
-            for (int x = 0; x < V; x++) v_store(sums + i * PANEL + x * W, sum[i][x]);
+        for (int64_t i = 0; i < D; i++)
+            for (int64_t x = 0; x < V; x++) v_store(sums + i * PANEL + x * W, sum[i][x]);
     }
 }
 
@@ -179,8 +178,8 @@ static inline __attribute__((always_inline)) void widen(float *restrict dst, con
     for (int64_t d = 0; d < n; d += UNIT) {
         const char *from = src + d * element_bytes;
         if (n - d < UNIT) from = memcpy(last, from, (size_t)((n - d) * element_bytes));
-        v_store(dst + d, load(from, 0));
-        v_store(dst + d + W, load(from, 1));
+        v_store(dst + d, LOAD(load, from, 0, UNIT));
+        v_store(dst + d + W, LOAD(load, from, 1, UNIT));
     }
 }
 
@@ -207,8 +206,8 @@ static inline __attribute__((always_inline)) void widen(float *restrict dst, con
     }
 
 PANELS(1, MOST_DEPTH)
-PANELS(2, PANEL_DEPTH)
-PANELS(3, PANEL_DEPTH)
+PANELS(2, 4)
+PANELS(3, 4)
 WIDEN(f32, v_load_f32, 4)
 #if TILES_F16
 WIDEN(f16, v_load_f16, 2)

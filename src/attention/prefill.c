@@ -48,9 +48,7 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
     const int64_t key_bytes = kvc__row_bytes(w->job, w->job->key_dim);
     const int64_t value_bytes = kvc__row_bytes(w->job, w->job->value_dim);
     for (int64_t j = 0; j < k->count; j += SLICE) {
-        const kvc__block slice = {.data = k->data + j * k->step_bytes,
-                                  .step_bytes = k->step_bytes,
-                                  .count = smaller(SLICE, k->count - j)};
+        const kvc__block slice = kvc__some(k, j, smaller(j + SLICE, k->count));
         const int64_t next = start + k->count + j;
         for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
             fetch(w->first_key + i * w->key_step_bytes, key_bytes);

@@ -36,7 +36,7 @@ score_packed_keys(vf *sum, const float *q, int64_t width, const kvc__block *k, i
             bias[i] = v_set(biases[i][g]);
         }
         for (int64_t d = g * k->group; d < (g + 1) * k->group; d += UNIT)
-            for (int half = 0; half < 2; half++) {
+            for (int64_t half = 0; half < 2; half++) {
                 vf x[2];
                 for (int i = 0; i < KEYS; i++)
                     x[i] = load(row[i] + d * bits / 8, half) * scale[i] + bias[i];
@@ -73,7 +73,7 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
     vf sum[4][2];
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++) {
+            for (int64_t half = 0; half < 2; half++) {
                 const float *in = sums + r * width + d + u * UNIT + half * W;
                 sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
             }
@@ -83,8 +83,8 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
         if (R == 1) kvc__ask(v->ahead, UNITS * UNIT);
         const vf scale = v_set(scales[j * v->groups]), bias = v_set(biases[j * v->groups]);
         for (int u = 0; u < UNITS; u++) {
-            const vf x = load(row + u * UNIT * bits / 8, 0) * scale + bias;
-            const vf y = load(row + u * UNIT * bits / 8, 1) * scale + bias;
+            const vf x = load(row + (int64_t)u * UNIT * bits / 8, 0) * scale + bias;
+            const vf y = load(row + (int64_t)u * UNIT * bits / 8, 1) * scale + bias;
             for (int r = 0; r < R; r++) {
                 const vf weight = v_set(p[j * step + r]);
                 sum[u * R + r][0] += weight * x;
@@ -94,7 +94,7 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
     }
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++)
+            for (int64_t half = 0; half < 2; half++)
                 v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
 }
 
@@ -112,42 +112,17 @@ weigh_packed(float *restrict sums, const float *restrict p, int64_t step, const 
     }
 }
 
-static inline __attribute__((always_inline)) kvc__block some_packed(const kvc__block *block,
-                                                                    int64_t begin, int64_t end) {
-    kvc__block some = some_of(block, begin, end);
-    some.scales += begin * block->groups;
-    some.biases += begin * block->groups;
-    return some;
-}
-
-/* As weigh_seen. */
-static inline __attribute__((always_inline)) void
-weigh_packed_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const float *s,
-                  const float *factor, const int R, const load_fn load, const int bits) {
-    static const float one = 1;
-    const kvc__range all = seen_by_all(seen, R);
-    const kvc__block shared = some_packed(v, all.begin, all.end);
-    weigh_packed(t->sums, s + all.begin * R, R, factor, &shared, t->value_width, R, load, bits);
-    for (int r = 0; r < R; r++) {
-        const int64_t left = seen[r].end < all.begin ? seen[r].end : all.begin;
-        const int64_t right = seen[r].begin > all.end ? seen[r].begin : all.end;
-        const kvc__range parts[2] = {{seen[r].begin, left}, {right, seen[r].end}};
-        for (int i = 0; i < 2; i++) {
-            if (parts[i].begin >= parts[i].end) continue;
-            const kvc__block part = some_packed(v, parts[i].begin, parts[i].end);
-            weigh_packed(t->sums + r * t->value_width, s + parts[i].begin * R + r, R, &one, &part,
-                         t->value_width, 1, load, bits);
-        }
-    }
-}
-
 #define PACKED_TILE(name, R, load, bits)                                                           \
     static void score_##R##_##name(const kvc__tile *t, const kvc__block *k, float *s) {            \
         score_packed(s, t, k, R, load, bits);                                                      \
     }                                                                                              \
+    static inline void sum_##R##_##name(float *sums, const float *p, int64_t step,                 \
+                                        const float *factor, const kvc__block *v, int64_t width) { \
+        weigh_packed(sums, p, step, factor, v, width, R, load, bits);                              \
+    }                                                                                              \
     static void weigh_##R##_##name(kvc__tile *t, const kvc__block *v, const kvc__range *seen,      \
                                    const float *s, const float *factor) {                          \
-        weigh_packed_seen(t, v, seen, s, factor, R, load, bits);                                   \
+        weigh_seen(t, v, seen, s, factor, R, sum_##R##_##name, sum_1_##name);                      \
     }
 #define PACKED_TILES(name, load, bits)                                                             \
     PACKED_TILE(name, 1, load, bits)                                                               \

@@ -59,7 +59,8 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
                        w->max + first,
                        w->total + first,
                        w->key_width,
-                       w->value_width};
+                       w->value_width,
+                       w->job->scale};
 }
 
 /** Return positions of keys and values as tiles and panels read them: where they lie, or copied. */

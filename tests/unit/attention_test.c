@@ -71,6 +71,23 @@ static void fused__equals_the_reference_for_every_dim(void **state) {
     compare(&latent, &seed);
 }
 
+/* Whole units, halves of one and odd ends; odd counts of positions, tiles of 1, 2 and 4 rows. */
+static void fused__equals_the_reference_in_each_dtype_at_the_end_of_rows(void **state) {
+    (void)state;
+    static const int64_t dims[] = {1, 2, 15, 31, 33, 64, 80, 96, 112};
+    static const int64_t groups[] = {1, 2, 7};
+    static const int64_t lengths[] = {1, 18, 35};
+    uint64_t seed = test_seed(19);
+    for (size_t i = 0; i < 9 * 3 * 3 * 3; i++)
+        compare(&(test_case){.key_dim = dims[i % 9],
+                             .value_dim = dims[(i + i / 9) % 9],
+                             .q_heads = groups[i / 9 % 3],
+                             .kv_heads = 1,
+                             .length = lengths[i / 27 % 3],
+                             .kv_dtype = dtypes[i / 81]},
+                &seed);
+}
+
 static void fused__equals_the_reference_on_random_cases(void **state) {
     (void)state;
     uint64_t seed = test_seed(2);
@@ -106,6 +123,66 @@ static void fused__keeps_its_error_over_many_positions(void **state) {
     for (size_t i = 0; i < 3; i++) {
         const test_case c = {.key_dim = 32, .length = 65536, .kv_dtype = dtypes[i]};
         compare(&c, &seed);
+    }
+}
+
+/* The error of a kernel that rounds queries is that of giving it rounded ones. */
+static void fused__rounds_queries_to_bf16_or_not_at_all(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(18);
+    const test_case c = {.key_dim = 80,
+                         .q_heads = 4,
+                         .kv_heads = 1,
+                         .length = 50,
+                         .kv_dtype = KVC_BF16,
+                         .amplitude = 3};
+    test_problem p = test_problem_new(&c, &seed);
+    test_problem exact = p;
+    exact.q = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, 4, 1, 80);
+    exact.out = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, 4, 1, 80);
+    for (int64_t h = 0; h < 4; h++)
+        for (int64_t d = 0; d < 80; d++) {
+            const double x = test_get(&p.q.array, 0, h, 0, d), less = x * (1 - 0x1p-10);
+            test_set(&exact.q.array, 0, h, 0, d, test_rounds_to_bf16(KVC_BF16) ? less : x);
+        }
+    test_run(&p, KVC_PATH_FUSED);
+    test_run(&exact, KVC_PATH_FUSED);
+    assert_memory_equal(exact.out.memory, p.out.memory, kvc_array_nbytes(&p.out.array));
+    test_tensor_free(&exact.q);
+    test_tensor_free(&exact.out);
+    test_problem_free(&p);
+}
+
+/* The root mean square of the fused path's error, of values that average to nothing. */
+static double error_over(int64_t length, kvc_dtype dtype, uint64_t *seed) {
+    enum { DIM = 64, HEADS = 4 };
+    const test_case c = {
+        .key_dim = DIM, .q_heads = HEADS, .kv_heads = 1, .length = length, .kv_dtype = dtype};
+    test_problem p = test_problem_new(&c, seed);
+    double truth[HEADS][DIM], sum = 0;
+    for (int i = 0; i < PATHS; i++) {
+        test_run(&p, paths[i]);
+        for (int h = 0; h < HEADS; h++)
+            for (int d = 0; d < DIM; d++) {
+                const double x = test_get(&p.out.array, 0, h, 0, d);
+                if (paths[i] == KVC_PATH_REFERENCE) truth[h][d] = x;
+                else sum += (x - truth[h][d]) * (x - truth[h][d]);
+            }
+    }
+    test_problem_free(&p);
+    return sqrt(sum / (DIM * HEADS));
+}
+
+/* What weights lose in bf16 averages out; rounding in f32 stays what it is. */
+static void fused__errs_less_over_more_positions(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(17);
+    for (size_t i = 0; i < 3; i++) {
+        const double few = error_over(128, dtypes[i], &seed);
+        const double many = error_over(8192, dtypes[i], &seed);
+        print_message("%s: %.2g over 128 positions, %.2g over 8192\n", kvc_dtype_name(dtypes[i]),
+                      few, many);
+        assert_true(many < few / 3 || many < 1e-7);
     }
 }
 
@@ -395,10 +472,13 @@ static void attention__gives_the_same_bits_on_every_run(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fused__equals_the_reference_for_every_dim),
+        cmocka_unit_test(fused__equals_the_reference_in_each_dtype_at_the_end_of_rows),
         cmocka_unit_test(fused__equals_the_reference_on_random_cases),
         cmocka_unit_test(fused__equals_the_reference_at_every_tail),
         cmocka_unit_test(fused__takes_rows_by_the_hundred),
         cmocka_unit_test(fused__keeps_its_error_over_many_positions),
+        cmocka_unit_test(fused__rounds_queries_to_bf16_or_not_at_all),
+        cmocka_unit_test(fused__errs_less_over_more_positions),
         cmocka_unit_test(fused__keeps_its_error_at_large_scores),
         cmocka_unit_test(attention__takes_one_key_for_the_answer),
         cmocka_unit_test(attention__aligns_the_causal_mask_to_the_last_key),
