@@ -121,7 +121,8 @@ static inline void to_integers(uint8_t *restrict q, const float *restrict x, int
 static void join(uint8_t *restrict to, const uint8_t *restrict q, int n, int bits) {
     if (bits == 8) memcpy(to, q, (size_t)n);
     else if (bits == 4)
-        for (int i = 0; i < n / 2; i++) to[i] = (uint8_t)(q[2 * (size_t)i] | q[2 * (size_t)i + 1] << 4);
+        for (int i = 0; i < n / 2; i++)
+            to[i] = (uint8_t)(q[2 * (size_t)i] | q[2 * (size_t)i + 1] << 4);
     else
         for (int i = 0; i < n; i += 8) {
             uint64_t eight = 0;

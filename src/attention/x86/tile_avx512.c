@@ -39,7 +39,7 @@ static inline vf v_load_bf16(const void *from, int64_t half, int64_t left) {
 
 #define TAILS        1
 #define TILES_PACKED 0 /* not until it can be measured: once a block, through f32 */
-#define PANEL_DEPTH 8 /* of 32 registers */
+#define PANEL_DEPTH  8 /* of 32 registers */
 #include "attention/tile.h"
 
 void kvc__ops_avx512(kvc__ops *ops) {
