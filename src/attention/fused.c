@@ -76,7 +76,7 @@ static int64_t score_floats(const kvc__work *w) {
 
 static int64_t copy_floats(const kvc__work *w, kvc__format format, int64_t width) {
     if (!w->direct) return KVC__BLOCK * (width + KVC__WORK_PAD);
-    return format.bits ? 2 * KVC__BLOCK * (width / format.group) : 0;
+    return format.bits ? (int64_t)2 * KVC__BLOCK * (width / format.group) : 0;
 }
 
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc__format format,
@@ -369,7 +369,7 @@ static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
     const int64_t row_bytes = kvc__row_bytes(job, job->key_dim);
     const bool alike = w->direct && job->key_dim == job->value_dim &&
                        w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
-    kvc__ahead a = {.line_elements = alike ? 64 * 8 / element_bits : 0};
+    kvc__ahead a = {.line_elements = alike ? (int64_t)64 * 8 / element_bits : 0};
     for (int i = 0; i < LANES; i++) {
         const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
         look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,

@@ -59,7 +59,8 @@ static inline __attribute__((always_inline)) void score_packed(float *restrict s
         vf sum[W];
         for (int i = 0; i < keys; i += together) {
             kvc__ask(k->ahead, together * t->key_width);
-            score_packed_keys(sum + i * R, t->q, t->key_width, k, j + i, R, together, load, bits);
+            score_packed_keys(sum + (int64_t)i * R, t->q, t->key_width, k, j + i, R, together, load,
+                              bits);
         }
         v_store(s + j * R, v_sums(sum));
     }
