@@ -26,6 +26,7 @@
 #include <kvcache/dtype.h>
 #include <kvcache/executor.h>
 #include <kvcache/export.h>
+#include <kvcache/quantize.h>
 #include <kvcache/status.h>
 
 /** The code that a run goes through. */
@@ -44,7 +45,7 @@ typedef struct kvc_attention_desc {
     int64_t key_dim;              /**< > 0 */
     int64_t value_dim;            /**< > 0; 0 means key_dim */
     int64_t max_q_len;            /**< most query positions of one run; 0 means 1 */
-    kvc_dtype kv_dtype;           /**< KVC_F32, KVC_F16 or KVC_BF16 */
+    kvc_dtype kv_dtype;           /**< KVC_F32, KVC_F16 or KVC_BF16; of scales, where packed */
     float scale;                  /**< 0 means 1 / sqrt(key_dim) */
     int64_t window;               /**< keys that a query sees, its own among them; 0: all before */
     float softcap;                /**< c > 0 caps scores to c · tanh(score / c); 0: none */
@@ -53,6 +54,9 @@ typedef struct kvc_attention_desc {
     kvc_path path;                /**< KVC_PATH_AUTO, or the one to take */
     const kvc_executor *executor; /**< who runs the parts; NULL: the thread that calls run. The
                                        struct is copied; what it points to outlives the plan */
+    int kv_bits;  /**< of a packed element: 2, 3, 4, 5, 6 or 8, and runs are those of
+                       kvc_attention_run_quantized; 0: keys and values are not packed */
+    int kv_group; /**< where packed: 32, 64 or 128, a divisor of both dims */
 } kvc_attention_desc;
 
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
@@ -140,6 +144,20 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
                                                      const kvc_array *v, const kvc_array *q,
                                                      kvc_array *out,
                                                      const kvc_attention_extras *extras);
+
+/** Attends over packed keys and values. Those of 8 and 4 bits are unpacked in registers, as they
+ * are read; other widths, and all where query rows are many, block by block of 64 positions. No
+ * copy is made of more. Arithmetic is that of f32 on scale · q + bias.
+ * @param k  [batch][kv_heads][length][key_dim], packed by the plan's kv_bits and kv_group, scales
+ *           and biases of kv_dtype
+ * @param v  [batch][kv_heads][length][value_dim], as k
+ * @errors   also those of kvc_quantize for k and v; KVC_E_INVALID a plan without kv_bits. The other
+ *           runs refuse a plan with kv_bits likewise. */
+KVC_API KVC_MUST_USE kvc_status kvc_attention_run_quantized(kvc_attention *plan,
+                                                            const kvc_quantized *k,
+                                                            const kvc_quantized *v,
+                                                            const kvc_array *q, kvc_array *out,
+                                                            const kvc_attention_extras *extras);
 
 /** Merges partial results of the same queries over disjoint sets of keys, as if one run had seen
  * all keys: parts by other threads, of a shared prefix, from other machines. O(count × elements of

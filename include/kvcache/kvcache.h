@@ -19,6 +19,7 @@
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
 #include <kvcache/prefix.h>
+#include <kvcache/quantize.h>
 #include <kvcache/status.h>
 #include <kvcache/trace.h>
 #include <kvcache/version.h>

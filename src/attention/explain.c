@@ -46,16 +46,22 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     const long long window = plan->desc.window, group = job->group;
     WRITE(e->reason, "fused: %s, one pass over keys and values",
           generic ? "portable C" : ops->name);
+    const int bits = plan->desc.kv_bits;
+    if (bits)
+        APPEND(e->reason, " of %d bits, unpacked %s", bits,
+               bits == 8 || bits == 4 ? "as they are read" : "by blocks");
     if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
     if (plan->desc.softcap > 0)
         APPEND(e->reason, ", scores capped to %g", (double)plan->desc.softcap);
     if (s->executor.threads > 1) APPEND(e->reason, ", on up to %d threads", s->executor.threads);
     if (group > 1)
         APPEND(e->reason, "; each row is read once for its group of %lld query heads", group);
-    if (ops->rounds[KVC__OPS_SLOT(plan->desc.kv_dtype)])
+    if (!bits && ops->rounds[KVC__OPS_SLOT(plan->desc.kv_dtype)])
         APPEND(e->reason, "; with few rows, queries are rounded to bf16");
     if (*ops->limit) APPEND(e->reason, "; %s", ops->limit);
     if (*ops->remedy) WRITE(e->remedy, "%s", ops->remedy);
+    else if (bits && bits != 8 && bits != 4)
+        WRITE(e->remedy, "pack 4 or 8 bits: these are unpacked as they are read");
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
 }
 
@@ -84,7 +90,10 @@ kvc_status kvc_attention_explain(kvc_explanation *out, const kvc_attention *plan
         .kv_heads = plan->desc.kv_heads,   .key_dim = plan->desc.key_dim,
         .value_dim = plan->desc.value_dim, .device = kvc_device_cpu(),
     };
-    if (cache) KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    if (cache) {
+        KVC_TRY(kvc__attention_check_plain(plan));
+        KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    }
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     return explain(out, plan, &job);
 }
@@ -119,6 +128,7 @@ kvc_status kvc_attention_explain_cuda(kvc_cuda_report *out, const kvc_attention 
     kvc__layer_view view;
     kvc__job job;
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    KVC_TRY(kvc__attention_check_plain(plan));
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     const kvc_cuda_shape shape = {
         .struct_size = sizeof shape,

@@ -28,9 +28,17 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-static bool is_direct(const kvc__ops *ops, kvc_dtype dtype, int64_t key_dim, int64_t value_dim) {
+/* The place in the tables of what reads a format where it lies; that of f32 where nothing can. */
+static int slot_of(kvc__format format) {
+    if (format.bits == 8) return KVC__OPS_Q8;
+    if (format.bits == 4) return KVC__OPS_Q4;
+    return KVC__OPS_SLOT(format.bits ? KVC_F32 : format.dtype);
+}
+
+static bool is_direct(const kvc__ops *ops, kvc__format format, int64_t key_dim, int64_t value_dim) {
+    if (format.bits && slot_of(format) < KVC__OPS_Q8) return false;
     const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
-    return ops->score[KVC__OPS_SLOT(dtype)][0] && (fits || ops->takes_any_dim);
+    return ops->score[slot_of(format)][0] && (fits || ops->takes_any_dim);
 }
 
 /* Rounds to whole lines, so that threads share none. */
@@ -47,10 +55,11 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes) {
 }
 
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
-static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc_dtype dtype, int64_t rows,
+static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
     /* With fewer rows than these, panels would leave too many lanes idle. */
-    const bool many = rows >= (dtype == KVC_F32 ? 1 : 2) * (int64_t)ops->lanes;
+    const bool few_convert = format.bits || format.dtype == KVC_F32; /* or unpack, which is dear */
+    const bool many = rows >= (few_convert ? 1 : 2) * (int64_t)ops->lanes;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
@@ -58,28 +67,29 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc_dtype dtype, int64_
     const bool wide = w->key_width + w->value_width > WIDE;
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
     w->most = round_up(smaller(rows, most), w->panel);
-    w->direct = !many && is_direct(ops, dtype, key_dim, value_dim);
+    w->direct = !many && is_direct(ops, format, key_dim, value_dim);
 }
 
 static int64_t score_floats(const kvc__work *w) {
     return w->panel == 1 ? KVC__SCORES : KVC__BLOCK * w->panel;
 }
 
-static int64_t copy_floats(const kvc__work *w, int64_t width) {
-    return w->direct ? 0 : KVC__BLOCK * (width + KVC__WORK_PAD);
+static int64_t copy_floats(const kvc__work *w, kvc__format format, int64_t width) {
+    if (!w->direct) return KVC__BLOCK * (width + KVC__WORK_PAD);
+    return format.bits ? (int64_t)2 * KVC__BLOCK * (width / format.group) : 0;
 }
 
-kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
+kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc__format format,
                               int64_t batch, int64_t rows, int64_t key_dim, int64_t value_dim) {
     kvc__work w;
-    set_sizes(&w, kvc__ops_best(), dtype, rows, key_dim, value_dim);
+    set_sizes(&w, kvc__ops_best(), format, rows, key_dim, value_dim);
     *out = (kvc__schedule){.ops = w.ops, .executor = {.threads = 1}, .batch = batch};
     if (executor) out->executor = *executor;
     out->slot_floats = whole_lines((size_t)(w.most * (w.value_width + 2)));
-    out->worker_floats =
-        whole_lines((size_t)(score_floats(&w) + w.most * w.key_width +
-                             copy_floats(&w, w.key_width) + copy_floats(&w, w.value_width))) +
-        out->slot_floats;
+    out->worker_floats = whole_lines((size_t)(score_floats(&w) + w.most * w.key_width +
+                                              copy_floats(&w, format, w.key_width) +
+                                              copy_floats(&w, format, w.value_width))) +
+                         out->slot_floats;
     return kvc__schedule_size(out);
 }
 
@@ -104,7 +114,7 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
-    w.block = choose_block(w.part.rows, job->key_dim * element_bytes);
+    w.block = choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
@@ -115,7 +125,7 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + score_floats(&w);
     w.keys = w.q + w.most * w.key_width;
-    w.values = w.keys + copy_floats(&w, w.key_width);
+    w.values = w.keys + copy_floats(&w, job->format, w.key_width);
     lay_out_sums(&w, w.part.splits > 1 ? d->slots + (size_t)w.part.slot * s->slot_floats
                                        : w.scores + s->worker_floats - s->slot_floats);
     return w;
@@ -123,13 +133,14 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
 
 /* What tiles read. */
 static int tile_slot(const kvc__work *w) {
-    return KVC__OPS_SLOT(w->direct ? w->job->k.dtype : KVC_F32);
+    return w->direct ? slot_of(w->job->format) : KVC__OPS_SLOT(KVC_F32);
 }
 
 /* Where K and V have element i of a unit, as loaders or copies give them. */
 static const uint8_t *places(const kvc__work *w) {
-    const int slot = KVC__OPS_SLOT(w->job->k.dtype);
-    return w->ops->place[w->ops->widen[slot] ? slot : KVC__OPS_SLOT(KVC_F32)];
+    const int slot = KVC__OPS_SLOT(w->job->format.dtype);
+    const bool as_lies = !w->job->format.bits && w->ops->widen[slot];
+    return w->ops->place[as_lies ? slot : tile_slot(w)];
 }
 
 /* Where q or sums have the first element of a row; the next is `panel` from it. */
@@ -186,9 +197,10 @@ static void end_rows(const kvc__work *w) {
 /* Positions of K or V as tiles and panels read them: where they lie, or copied. */
 static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_bytes, int64_t dim,
                             int64_t width, float *copy, int64_t count) {
-    const kvc_dtype dtype = w->job->k.dtype;
+    const kvc_dtype dtype = w->job->format.dtype;
     const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(dtype)];
-    if (w->direct) return (kvc__block){from, step_bytes, count, dim, NULL};
+    if (w->direct)
+        return (kvc__block){.data = from, .step_bytes = step_bytes, .count = count, .dim = dim};
     for (int64_t j = 0; j < count; j++) {
         float *row = copy + j * (width + KVC__WORK_PAD);
         if (widen) {
@@ -199,17 +211,25 @@ static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_b
         }
     }
     const int64_t row_bytes = (width + KVC__WORK_PAD) * (int64_t)sizeof *copy;
-    return (kvc__block){(const char *)copy, row_bytes, count, width, NULL};
+    return (kvc__block){
+        .data = (const char *)copy, .step_bytes = row_bytes, .count = count, .dim = width};
 }
 
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count) {
-    return copy_rows(w, w->first_key + start * w->key_step_bytes, w->key_step_bytes,
-                     w->job->key_dim, w->key_width, w->keys, count);
+    const kvc__job *job = w->job;
+    if (job->format.bits)
+        return kvc__packed_rows(w, &job->k, &job->k_scaling, job->key_dim, w->keys, start, count);
+    return copy_rows(w, w->first_key + start * w->key_step_bytes, w->key_step_bytes, job->key_dim,
+                     w->key_width, w->keys, count);
 }
 
 kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    if (job->format.bits)
+        return kvc__packed_rows(w, &job->v, &job->v_scaling, job->value_dim, w->values, start,
+                                count);
     return copy_rows(w, w->first_value + start * w->value_step_bytes, w->value_step_bytes,
-                     w->job->value_dim, w->value_width, w->values, count);
+                     job->value_dim, w->value_width, w->values, count);
 }
 
 void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t stride,
@@ -266,14 +286,6 @@ static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size
     w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
 }
 
-/* Some of a block's positions. */
-static kvc__block narrow(const kvc__block *block, kvc__range to) {
-    kvc__block some = *block;
-    some.data += to.begin * block->step_bytes;
-    some.count = to.end - to.begin;
-    return some;
-}
-
 /* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
  * before or behind all of that read. */
 static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, int size,
@@ -293,7 +305,8 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     }
     if (any == 0) return;
     const kvc__range hull = kvc__hull(any);
-    const kvc__block k = narrow(k_block, hull), v = narrow(v_block, hull);
+    const kvc__block k = kvc__some(k_block, hull.begin, hull.end);
+    const kvc__block v = kvc__some(v_block, hull.begin, hull.end);
     for (int64_t r = 0; r < rows; r++) {
         kept[r] >>= hull.begin;
         seen[r] = kvc__hull(kept[r]);
@@ -345,18 +358,18 @@ static void look_ahead(kvc__ahead *a, int stream, const kvc__work *w, const kvc_
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
     a->at[stream] = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
     a->width[stream] = width;
-    a->row_bytes[stream] = dim * element_bytes;
+    a->row_bytes[stream] = kvc__row_bytes(w->job, dim);
     a->step_bytes[stream] = rows->position_stride * element_bytes;
 }
 
 /* What is asked for runs over the end of a lane a little: a prefetch may. */
 static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
     const kvc__job *job = w->job;
-    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
+    const int64_t element_bits = kvc__element_bits(job->format);
+    const int64_t row_bytes = kvc__row_bytes(job, job->key_dim);
     const bool alike = w->direct && job->key_dim == job->value_dim &&
-                       job->k.position_stride == job->key_dim &&
-                       job->v.position_stride == job->value_dim;
-    kvc__ahead a = {.line_elements = alike ? (int)(64 / element_bytes) : 0};
+                       w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
+    kvc__ahead a = {.line_elements = alike ? (int64_t)64 * 8 / element_bits : 0};
     for (int i = 0; i < LANES; i++) {
         const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
         look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,
@@ -364,7 +377,7 @@ static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
         look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim,
                    w->direct ? job->value_dim : w->value_width, from);
     }
-    kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES / element_bytes);
+    kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES * 8 / element_bits);
     return a;
 }
 
@@ -458,7 +471,7 @@ static void attend_part(void *argument, int64_t index, int thread) {
 void kvc__attend_fused(const kvc__job *job, const kvc__schedule *schedule, void *scratch) {
     const kvc_executor *executor = &schedule->executor;
     run call = {.schedule = schedule, .sizes = {.job = job}};
-    set_sizes(&call.sizes, schedule->ops, job->k.dtype, job->group * job->queries, job->key_dim,
+    set_sizes(&call.sizes, schedule->ops, job->format, job->group * job->queries, job->key_dim,
               job->value_dim);
     call.sizes.adjusts = job->softcap > 0 || kvc__adjusts(job);
     call.division = kvc__divide(job, schedule, call.sizes.most, scratch);

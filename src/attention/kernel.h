@@ -40,6 +40,18 @@ typedef struct kvc__rows {
     int64_t last_stride; /**< 1 but for keys and values of the reference kernel */
 } kvc__rows;
 
+/** What keys and values are made of. */
+typedef struct kvc__format {
+    kvc_dtype dtype; /**< of elements; where those are packed, of scales and biases */
+    int bits;        /**< of a packed element (quantize.h); 0: not packed */
+    int group;       /**< packed elements that share a scale and a bias */
+} kvc__format;
+
+/** Beside packed keys or values: [batch][head][position][group]. */
+typedef struct kvc__scaling {
+    kvc__rows scales, biases;
+} kvc__scaling;
+
 /** One run. */
 typedef struct kvc__job {
     int64_t batch;
@@ -54,12 +66,14 @@ typedef struct kvc__job {
     float scale;
     float softcap; /**< 0: none */
     bool causal;
-    kvc__rows q, k, v, out; /**< k, v: the head is a kv head */
-    kvc__rows mask;         /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
-                                 where there is none */
-    kvc__rows sinks;        /**< one element a query head; data is NULL where there are none */
-    kvc__rows slopes;       /**< as sinks */
-    kvc__rows lse;          /**< f32, one element a position; data is NULL where nobody asks */
+    kvc__format format;                /**< of k and v */
+    kvc__rows q, k, v, out;            /**< k, v: the head is a kv head; bytes (u8) where packed */
+    kvc__scaling k_scaling, v_scaling; /**< where packed */
+    kvc__rows mask;   /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
+                           where there is none */
+    kvc__rows sinks;  /**< one element a query head; data is NULL where there are none */
+    kvc__rows slopes; /**< as sinks */
+    kvc__rows lse;    /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
 /** Returns the positions that a sequence has in use. */
@@ -92,6 +106,16 @@ static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
     return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
+/** Returns the bits of an element of keys and values. */
+static inline int64_t kvc__element_bits(kvc__format format) {
+    return format.bits ? format.bits : 8 * (int64_t)kvc_dtype_size_bytes(format.dtype);
+}
+
+/** Returns the bytes of a row of keys or values, without scales and biases. */
+static inline int64_t kvc__row_bytes(const kvc__job *job, int64_t dim) {
+    return dim * kvc__element_bits(job->format) / 8;
 }
 
 /** Returns an element of a float type. */
@@ -134,7 +158,7 @@ typedef struct kvc__schedule {
  * @param executor  NULL: the calling thread
  * @param rows      most rows of a kv head: group × queries
  * @errors KVC_E_RANGE the scratch is more than a size can hold */
-kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc_dtype dtype,
+kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc__format format,
                               int64_t batch, int64_t rows, int64_t key_dim, int64_t value_dim);
 
 /** One pass over keys and values for a block of rows.

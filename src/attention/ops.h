@@ -58,7 +58,23 @@ typedef struct kvc__block {
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
     int64_t dim;        /**< elements of each; whole units, unless tiles take any dim */
     kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
+    /* Of packed elements: */
+    const float *scales, *biases; /**< [count][groups] */
+    int64_t groups;               /**< of a row */
+    int64_t group;                /**< elements that share a scale and a bias */
 } kvc__block;
+
+/** Returns positions [begin, end) of a block. */
+static inline kvc__block kvc__some(const kvc__block *block, int64_t begin, int64_t end) {
+    kvc__block some = *block;
+    some.data += begin * block->step_bytes;
+    some.count = end - begin;
+    if (block->groups > 0) {
+        some.scales += begin * block->groups;
+        some.biases += begin * block->groups;
+    }
+    return some;
+}
 
 /** Asks for as many elements as are computed with. */
 static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_t elements) {
@@ -113,6 +129,11 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 /** The place of a dtype in a table. */
 #define KVC__OPS_SLOT(dtype) ((int)(dtype) - (int)KVC_F32)
 
+/** Places behind those of dtypes: elements of 8 and of 4 bits, packed by groups. */
+#define KVC__OPS_Q8    3
+#define KVC__OPS_Q4    4
+#define KVC__OPS_SLOTS 5
+
 /** Vectors of rows in a panel (panel.h), which has as many times the lanes of one rows. */
 #define KVC__PANEL_VECTORS 3
 
@@ -140,16 +161,16 @@ typedef struct kvc__ops {
     char remedy[96];    /**< what to do about that; "" where nothing */
     int unit;           /**< elements that a loader takes at a time */
     bool takes_any_dim; /**< loaders take less than a unit at the end of a row */
-    kvc__prepare_fn prepare[3];         /**< [f32, f16, bf16]; NULL: as it is */
-    bool rounds[3];                     /**< prepared queries are rounded to bf16 */
-    kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
-    kvc__weigh_fn weigh[3][KVC__TILES];
+    kvc__prepare_fn prepare[KVC__OPS_SLOTS]; /**< [f32, f16, bf16, q8, q4]; NULL: as it is */
+    bool rounds[KVC__OPS_SLOTS];             /**< prepared queries are rounded to bf16 */
+    kvc__score_fn score[KVC__OPS_SLOTS][KVC__TILES]; /**< [][rows]; NULL: copy to f32 first */
+    kvc__weigh_fn weigh[KVC__OPS_SLOTS][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
     kvc__cap_fn cap;
-    uint8_t place[3][KVC__UNIT_MOST];      /**< where a loader puts element i of a unit */
-    kvc__widen_fn widen[3];                /**< NULL: there is no loader */
-    int lanes;                             /**< of a vector */
-    kvc__panel panels[KVC__PANEL_VECTORS]; /**< [vectors in use - 1] */
+    uint8_t place[KVC__OPS_SLOTS][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
+    kvc__widen_fn widen[3];                        /**< NULL: there is no loader */
+    int lanes;                                     /**< of a vector */
+    kvc__panel panels[KVC__PANEL_VECTORS];         /**< [vectors in use - 1] */
 } kvc__ops;
 
 /** Returns the fastest table that this CPU runs and that KVC_ISA in the environment allows. Chosen

@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "array/pack.h"
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
@@ -26,6 +27,17 @@ kvc_status kvc_attention_desc_for(kvc_attention_desc *out, const kvc_cache *cach
     desc.value_dim = view.value_dim;
     desc.kv_dtype = view.dtype;
     return kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc");
+}
+
+static kvc_status validate_packing(const kvc_attention_desc *d) {
+    if (d->kv_bits == 0) return KVC_OK;
+    KVC_TRY(kvc__packing_check(d->kv_bits, d->kv_group));
+    const int64_t value_dim = d->value_dim ? d->value_dim : d->key_dim;
+    if (d->key_dim % d->kv_group == 0 && value_dim % d->kv_group == 0) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "desc.kv_group: %d given for key_dim %lld and value_dim %lld, multiples of it "
+                     "wanted",
+                     d->kv_group, (long long)d->key_dim, (long long)value_dim);
 }
 
 static kvc_status validate(const kvc_attention_desc *d) {
@@ -54,6 +66,7 @@ static kvc_status validate(const kvc_attention_desc *d) {
     if (d->kv_dtype != KVC_F32 && d->kv_dtype != KVC_F16 && d->kv_dtype != KVC_BF16)
         return kvc__fail(KVC_E_INVALID, "desc.kv_dtype: %s given, f32, f16 or bf16 wanted",
                          kvc_dtype_name(d->kv_dtype));
+    KVC_TRY(validate_packing(d));
     if (!isfinite(d->scale))
         return kvc__fail(KVC_E_INVALID, "desc.scale: %g given, a finite number wanted",
                          (double)d->scale);
@@ -100,9 +113,9 @@ static kvc_status schedule(kvc__schedule *out, size_t *bytes, const kvc_attentio
                          (long long)d->value_dim);
     if (path != KVC_PATH_FUSED) return KVC_OK;
     int64_t rows;
+    const kvc__format format = {d->kv_dtype, d->kv_bits, d->kv_group};
     if (!kvc__mul_i64(&rows, d->q_heads / d->kv_heads, d->max_q_len)) rows = INT64_MAX;
-    KVC_TRY(
-        kvc__schedule_init(out, executor, d->kv_dtype, d->batch, rows, d->key_dim, d->value_dim));
+    KVC_TRY(kvc__schedule_init(out, executor, format, d->batch, rows, d->key_dim, d->value_dim));
     if (*bytes < out->bytes) *bytes = out->bytes;
     return KVC_OK;
 }

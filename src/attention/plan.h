@@ -28,6 +28,10 @@ kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
 kvc_status kvc__attention_array_job(kvc__job *job, const kvc_attention *plan, const kvc_array *k,
                                     const kvc_array *v);
 
+/** Verifies that a plan is not for packed keys and values.
+ * @errors KVC_E_INVALID */
+kvc_status kvc__attention_check_plain(const kvc_attention *plan);
+
 /** Verifies an argument: its shape, memory of the cpu, data that is aligned to its dtype.
  * @errors KVC_E_INVALID, KVC_E_SHAPE, KVC_E_UNSUPPORTED; the sentence begins with name */
 kvc_status kvc__attention_check(const kvc_array *a, const char *name, int ndim,

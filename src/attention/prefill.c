@@ -48,14 +48,14 @@ static void fetch(const char *row, int64_t bytes) {
  * take about as long as all that is done with it. */
 static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const kvc__tile *rows,
                             const kvc__block *k, int64_t next_start) {
-    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(w->job->k.dtype);
+    const int64_t key_bytes = kvc__row_bytes(w->job, w->job->key_dim);
+    const int64_t value_bytes = kvc__row_bytes(w->job, w->job->value_dim);
     for (int64_t j = 0; j < k->count; j += SLICE) {
-        const kvc__block slice = {k->data + j * k->step_bytes, k->step_bytes,
-                                  smaller(SLICE, k->count - j), k->dim, NULL};
+        const kvc__block slice = kvc__some(k, j, smaller(j + SLICE, k->count));
         const int64_t next = next_start + j;
         for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
-            fetch(w->first_key + i * w->key_step_bytes, w->job->key_dim * element_bytes);
-            fetch(w->first_value + i * w->value_step_bytes, w->job->value_dim * element_bytes);
+            fetch(w->first_key + i * w->key_step_bytes, key_bytes);
+            fetch(w->first_value + i * w->value_step_bytes, value_bytes);
         }
         panel->score(rows, &slice, w->scores + j * w->panel);
     }

@@ -15,11 +15,24 @@ static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_
     else *(uint16_t *)(void *)at = kvc__bf16_of_f32(f);
 }
 
+/* The same of keys or values. */
+static double load_kv(const kvc__job *job, const kvc__rows *rows, const kvc__scaling *scaling,
+                      int64_t b, int64_t h, int64_t i, int64_t d) {
+    const int bits = job->format.bits, group = job->format.group;
+    int q = 0;
+    if (!bits) return load(rows, b, h, i, d);
+    for (int64_t at = d * bits; at < (d + 1) * bits; at++)
+        q |= (*(const uint8_t *)kvc__at(rows, b, h, i, at / 8) >> at % 8 & 1) << (at - d * bits);
+    return load(&scaling->scales, b, h, i, d / group) * q +
+           load(&scaling->biases, b, h, i, d / group);
+}
+
 /* cap(scale · q[b][head][i] · k[b][head / group][j]) + slope[head] · (j - position of i) */
 static double score(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t j) {
     double sum = 0;
     for (int64_t d = 0; d < job->key_dim; d++)
-        sum += load(&job->q, b, head, i, d) * load(&job->k, b, head / job->group, j, d);
+        sum += load(&job->q, b, head, i, d) *
+               load_kv(job, &job->k, &job->k_scaling, b, head / job->group, j, d);
     const double cap = (double)job->softcap;
     double s = (double)job->scale * sum;
     if (cap > 0) s = cap * tanh(s / cap);
@@ -55,7 +68,7 @@ static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, 
         const double p = s == -INFINITY ? 0 : exp(s - max); /* not NaN when max is -inf too */
         total += p;
         for (int64_t d = 0; d < job->value_dim; d++)
-            sums[d] += p * load(&job->v, b, head / job->group, j, d);
+            sums[d] += p * load_kv(job, &job->v, &job->v_scaling, b, head / job->group, j, d);
     }
     for (int64_t d = 0; d < job->value_dim; d++)
         store(&job->out, b, head, i, d, total == 0 ? 0 : sums[d] / total);

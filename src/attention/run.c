@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "array/pack.h"
 #include "array/view.h"
 #include "attention/plan.h"
 #include "base/error.h"
@@ -82,18 +83,56 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .scale = d->scale,
         .softcap = d->softcap,
         .causal = !d->not_causal,
+        .format = {d->kv_dtype, d->kv_bits, d->kv_group},
     };
     return KVC_OK;
+}
+
+kvc_status kvc__attention_check_plain(const kvc_attention *plan) {
+    if (!plan || !plan->desc.kv_bits) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "plan: made for packed keys and values (desc.kv_bits %d), which "
+                     "kvc_attention_run_quantized takes",
+                     plan->desc.kv_bits);
 }
 
 kvc_status kvc__attention_array_job(kvc__job *job, const kvc_attention *plan, const kvc_array *k,
                                     const kvc_array *v) {
     const int64_t length = positions_of(k);
+    KVC_TRY(kvc__attention_check_plain(plan));
     KVC_TRY(begin_job(job, plan, length));
     const int64_t k_shape[4] = {job->batch, job->kv_heads, length, job->key_dim};
     const int64_t v_shape[4] = {job->batch, job->kv_heads, length, job->value_dim};
     KVC_TRY(describe_kv(&job->k, plan, k, "k", k_shape));
     return describe_kv(&job->v, plan, v, "v", v_shape);
+}
+
+/* The rows of an array, counted in elements of `bytes` of its own. */
+static kvc__rows rows_in(const kvc_array *a, kvc_dtype dtype, int64_t bytes) {
+    return (kvc__rows){
+        .data = a->data,
+        .dtype = dtype,
+        .batch_stride = a->strides[0] * bytes,
+        .head_stride = a->strides[1] * bytes,
+        .position_stride = a->strides[2] * bytes,
+        .last_stride = 1,
+    };
+}
+
+/* Packed keys or values: words as bytes. */
+static kvc_status describe_packed(kvc__rows *words, kvc__scaling *scaling, const kvc_quantized *x,
+                                  const char *name, const kvc__format *format,
+                                  const int64_t shape[4]) {
+    KVC_TRY(kvc__quantized_check(x, name, 4, shape));
+    if (x->bits != format->bits || x->group != format->group || x->scales.dtype != format->dtype)
+        return kvc__fail(KVC_E_SHAPE,
+                         "%s: %d bits, group %d, scales of %s given; the plan is for %d, %d, %s",
+                         name, x->bits, x->group, kvc_dtype_name(x->scales.dtype), format->bits,
+                         format->group, kvc_dtype_name(format->dtype));
+    *words = rows_in(&x->words, KVC_U8, (int64_t)kvc_dtype_size_bytes(x->words.dtype));
+    scaling->scales = rows_in(&x->scales, x->scales.dtype, 1);
+    scaling->biases = rows_in(&x->biases, x->biases.dtype, 1);
+    return KVC_OK;
 }
 
 /* [batch][kv_heads][capacity][dim] */
@@ -148,6 +187,14 @@ static kvc_status add_io(kvc__job *job, const kvc_attention *plan, const kvc_arr
     return KVC_OK;
 }
 
+/* Of a key and a value, with their scales and biases. */
+static uint64_t row_bytes_of(const kvc__job *job) {
+    const int64_t dims = job->key_dim + job->value_dim, bytes = kvc__row_bytes(job, dims);
+    if (!job->format.bits) return (uint64_t)bytes;
+    const uint64_t groups = (uint64_t)(dims / job->format.group);
+    return (uint64_t)bytes + 2 * groups * kvc_dtype_size_bytes(job->format.dtype);
+}
+
 static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     const kvc_path path = kvc__attention_path(plan, job);
     if (plan->desc.strict && path == KVC_PATH_REFERENCE) {
@@ -159,8 +206,7 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
             job->k.last_stride != 1 ? "k" : "v",
             (long long)(job->k.last_stride != 1 ? job->k.last_stride : job->v.last_stride));
     }
-    const uint64_t row_bytes =
-        (uint64_t)(job->key_dim + job->value_dim) * kvc_dtype_size_bytes(plan->desc.kv_dtype);
+    const uint64_t row_bytes = row_bytes_of(job);
     uint64_t positions = 0;
     for (int64_t b = 0; b < job->batch; b++) {
         const kvc__range seen = kvc__reach(job, b, 0, job->queries - 1);
@@ -182,6 +228,7 @@ kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache, int64_
     kvc__layer_view view;
     kvc__job job;
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
+    KVC_TRY(kvc__attention_check_plain(plan));
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     KVC_TRY(add_io(&job, plan, q, out));
     KVC_TRY(kvc__attention_add_extras(&job, extras));
@@ -193,6 +240,27 @@ kvc_status kvc_attention_run_kv(kvc_attention *plan, const kvc_array *k, const k
                                 const kvc_attention_extras *extras) {
     kvc__job job;
     KVC_TRY(kvc__attention_array_job(&job, plan, k, v));
+    KVC_TRY(add_io(&job, plan, q, out));
+    KVC_TRY(kvc__attention_add_extras(&job, extras));
+    return run(plan, &job);
+}
+
+kvc_status kvc_attention_run_quantized(kvc_attention *plan, const kvc_quantized *k,
+                                       const kvc_quantized *v, const kvc_array *q, kvc_array *out,
+                                       const kvc_attention_extras *extras) {
+    kvc__job job;
+    kvc_quantized keys, values;
+    KVC_TRY(kvc__struct_in(&keys, sizeof keys, k, "k: kvc_quantized"));
+    KVC_TRY(kvc__struct_in(&values, sizeof values, v, "v: kvc_quantized"));
+    const int64_t length = positions_of(&keys.words);
+    KVC_TRY(begin_job(&job, plan, length));
+    if (!job.format.bits)
+        return kvc__fail(KVC_E_INVALID, "plan: not made for packed keys and values; desc.kv_bits "
+                                        "wanted");
+    const int64_t k_shape[4] = {job.batch, job.kv_heads, length, job.key_dim};
+    const int64_t v_shape[4] = {job.batch, job.kv_heads, length, job.value_dim};
+    KVC_TRY(describe_packed(&job.k, &job.k_scaling, &keys, "k", &job.format, k_shape));
+    KVC_TRY(describe_packed(&job.v, &job.v_scaling, &values, "v", &job.format, v_shape));
     KVC_TRY(add_io(&job, plan, q, out));
     KVC_TRY(kvc__attention_add_extras(&job, extras));
     return run(plan, &job);

@@ -13,11 +13,6 @@
 typedef void (*sum_fn)(float *sums, const float *p, int64_t step, const float *factor,
                        const kvc__block *v, int64_t width);
 
-static inline kvc__block part_of(const kvc__block *v, int64_t begin, int64_t end) {
-    return (kvc__block){v->data + begin * v->step_bytes, v->step_bytes, end - begin, v->dim,
-                        v->ahead};
-}
-
 /* Positions [begin, end) of a block, into the sums of one row. */
 static inline __attribute__((always_inline)) void weigh_row(kvc__tile *t, const kvc__block *v,
                                                             int64_t begin, int64_t end,
@@ -25,7 +20,7 @@ static inline __attribute__((always_inline)) void weigh_row(kvc__tile *t, const 
                                                             const sum_fn sum_row) {
     const float one = 1;
     if (begin >= end) return;
-    const kvc__block part = part_of(v, begin, end);
+    const kvc__block part = kvc__some(v, begin, end);
     sum_row(t->sums + r * t->value_width, s + begin * R + r, R, &one, &part, t->value_width);
 }
 
@@ -39,7 +34,7 @@ weigh_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const floa
         if (seen[r].end < all.end) all.end = seen[r].end;
     }
     if (all.end < all.begin) all.end = all.begin;
-    const kvc__block shared = part_of(v, all.begin, all.end);
+    const kvc__block shared = kvc__some(v, all.begin, all.end);
     sum_rows(t->sums, s + all.begin * R, R, factor, &shared, t->value_width);
 
     /* What only some see goes row by row: a weight of 0 times NaN would reach the others. */

@@ -13,6 +13,8 @@
  *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int64_t half)
  *                                         one half of 2 W elements as f32; which are in it, and in
  *                                         what order, is the loader's own
+ *     v_load_q8, v_load_q4                the same of integers of 8 and 4 bits, in the order that
+ *                                         tile_quant.h tells; none where TILES_PACKED is 0
  *     TAILS                               1 where loaders take one argument more, how many of the
  *                                         2 W elements there are: the others are 0
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
@@ -313,6 +315,12 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
 }
 
 #include "attention/panel.h"
+#ifndef TILES_PACKED
+#define TILES_PACKED 1
+#endif
+#if TILES_PACKED
+#include "attention/tile_quant.h"
+#endif
 
 static void fill_ops(kvc__ops *ops) {
     *ops = (kvc__ops){
@@ -326,6 +334,9 @@ static void fill_ops(kvc__ops *ops) {
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
     fill_panels(ops);
+#if TILES_PACKED
+    fill_packed(ops);
+#endif
 #if TILES_F16
     const kvc__score_fn scores[KVC__TILES] = SCORES(f16);
     const kvc__weigh_fn weighs[KVC__TILES] = WEIGHS(f16);

@@ -25,7 +25,8 @@ typedef struct kvc__work {
     int64_t block;                  /**< positions taken in together, KVC__BLOCK at most */
     float *scores;                  /**< of a block, for a tile or panel */
     float *q;                       /**< [most / panel][key_width][panel], scaled */
-    float *keys, *values;           /**< [KVC__BLOCK][width + KVC__WORK_PAD], unless direct */
+    float *keys, *values;           /**< [KVC__BLOCK][width + KVC__WORK_PAD], unless direct; if so
+                                         and packed, scales, then biases: [KVC__BLOCK][groups] */
     float *sums;                    /**< [most / panel][value_width][panel], Σ p v */
     float *max, *total;             /**< [most], largest score so far and Σ p */
 } kvc__work;
@@ -65,6 +66,12 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
 /** Return positions of keys and values as tiles and panels read them: where they lie, or copied. */
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count);
 kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
+
+/** Returns positions of packed keys or values: as they lie, with their scales and biases in f32, or
+ * copied to f32 as well.
+ * @param room  w->keys or w->values */
+kvc__block kvc__packed_rows(const kvc__work *w, const kvc__rows *words, const kvc__scaling *scaling,
+                            int64_t dim, float *room, int64_t start, int64_t count);
 
 /** Makes of the scores of rows what the job makes of them.
  * @param stride  from a position's scores to the next's */

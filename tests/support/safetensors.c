@@ -54,7 +54,8 @@ static kvc_dtype dtype_of(const char *name) {
     static const struct {
         const char *name;
         kvc_dtype dtype;
-    } names[] = {{"F32", KVC_F32}, {"F16", KVC_F16}, {"BF16", KVC_BF16}, {"U8", KVC_U8}};
+    } names[] = {
+        {"F32", KVC_F32}, {"F16", KVC_F16}, {"BF16", KVC_BF16}, {"U8", KVC_U8}, {"U32", KVC_U32}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i].name) == 0) return names[i].dtype;
     fail_msg("dtype %s", name);

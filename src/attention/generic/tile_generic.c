@@ -50,7 +50,9 @@ static inline vf v_sums(const vf a[W]) {
     return sums;
 }
 
-#define TILES_F16 0 /* converting costs more than a product: once a block, not once a tile */
+/* Converting costs more than a product: once a block, not once a tile. */
+#define TILES_F16    0
+#define TILES_PACKED 0
 #include "attention/tile.h"
 
 void kvc__ops_generic(kvc__ops *ops) {

@@ -1,0 +1,268 @@
+/* Attention over packed keys and values, compared with the formula on what they unpack to. */
+#include <math.h>
+#include <string.h>
+
+#include <kvcache/attention.h>
+#include <kvcache/executor.h>
+
+#include "support/attend.h"
+#include "support/support.h"
+
+static const int widths[] = {8, 4, 2, 3, 5, 6}, groups[] = {32, 64, 128};
+static const kvc_dtype dtypes[] = {KVC_F32, KVC_F16, KVC_BF16};
+#define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
+
+static kvc_threads *threads;
+
+static int64_t below(uint64_t *seed, int64_t n) {
+    return (int64_t)(test_random(seed) % (uint64_t)n);
+}
+
+/* Keys or values, packed. */
+typedef struct side {
+    test_tensor words, scales, biases;
+    kvc_quantized packed;
+} side;
+
+/* Packs an array, and makes its elements those that it unpacks to. */
+static side side_new(const kvc_array *x, int bits, int group, kvc_dtype scaling,
+                     test_layout layout) {
+    const int64_t b = x->shape[0], h = x->shape[1], n = x->shape[2], dim = x->shape[3];
+    side s = {.words = test_tensor_new(KVC_U8, layout, b, h, n, dim * bits / 8),
+              .scales = test_tensor_new(scaling, layout, b, h, n, dim / group),
+              .biases = test_tensor_new(scaling, layout, b, h, n, dim / group)};
+    s.packed = (kvc_quantized){.struct_size = sizeof s.packed,
+                               .bits = bits,
+                               .group = group,
+                               .words = s.words.array,
+                               .scales = s.scales.array,
+                               .biases = s.biases.array};
+    assert_ok(kvc_quantize(&s.packed, x));
+    assert_ok(kvc_dequantize(x, &s.packed));
+    return s;
+}
+
+static void side_free(side *s) {
+    test_tensor_free(&s->words);
+    test_tensor_free(&s->scales);
+    test_tensor_free(&s->biases);
+}
+
+/* Rows that are NaN in x are made so in the packed form. */
+static void poison(const side *s, const kvc_array *x) {
+    for (int64_t b = 0; b < x->shape[0]; b++)
+        for (int64_t h = 0; h < x->shape[1]; h++)
+            for (int64_t i = 0; i < x->shape[2]; i++) {
+                if (!isnan(test_get(x, b, h, i, 0))) continue;
+                for (int64_t g = 0; g < s->scales.array.shape[3]; g++) {
+                    test_set(&s->scales.array, b, h, i, g, (double)NAN);
+                    test_set(&s->biases.array, b, h, i, g, (double)NAN);
+                }
+            }
+}
+
+/* On the fused path, there by threads, and now and then on the reference, which is slow. */
+static void check(const test_case *c, int bits, int group, kvc_dtype scaling, uint64_t *seed) {
+    test_problem p = test_problem_new(c, seed);
+    side k = side_new(&p.k.array, bits, group, scaling, c->kv_layout);
+    side v = side_new(&p.v.array, bits, group, scaling, c->kv_layout);
+    const test_truth right = test_truth_new(&p);
+    const kvc_executor executor = kvc_threads_executor(threads);
+    test_poison_unseen(&p);
+    poison(&k, &p.k.array);
+    poison(&v, &p.v.array);
+    for (int turn = below(seed, 5) ? 1 : 0; turn < 3; turn++) {
+        kvc_attention *plan;
+        kvc_attention_desc desc = test_desc(&p, turn ? KVC_PATH_FUSED : KVC_PATH_REFERENCE);
+        const kvc_attention_extras extras = test_extras(&p);
+        desc.kv_dtype = scaling;
+        desc.kv_bits = bits;
+        desc.kv_group = group;
+        desc.executor = turn == 2 ? &executor : NULL;
+        assert_ok(kvc_attention_plan(&plan, &desc));
+        memset(p.out.memory, 0xff, kvc_array_nbytes(&p.out.array));
+        assert_ok(kvc_attention_run_quantized(plan, &k.packed, &v.packed, &p.q.array, &p.out.array,
+                                              &extras));
+        kvc_attention_free(plan);
+        test_compare(&p, &right);
+    }
+    test_truth_free((test_truth *)&right);
+    side_free(&k);
+    side_free(&v);
+    test_problem_free(&p);
+}
+
+static void quantized__every_width_group_and_dim_is_right(void **state) {
+    (void)state;
+    static const int times[] = {1, 2, 3, 4};
+    uint64_t seed = test_seed(51);
+    for (int b = 0; b < COUNT(widths); b++)
+        for (int g = 0; g < COUNT(groups); g++)
+            for (int t = 0; t < COUNT(times); t++)
+                for (int s = 0; s < COUNT(dtypes); s++)
+                    check(&(test_case){.kv_heads = 2,
+                                       .q_heads = 2 * (1 + below(&seed, 5)),
+                                       .key_dim = groups[g] * times[t],
+                                       .value_dim = groups[g] * times[COUNT(times) - 1 - t],
+                                       .kv_layout = (test_layout)below(&seed, 3),
+                                       .length = 1 + below(&seed, 200)},
+                          widths[b], groups[g], dtypes[s], &seed);
+}
+
+static void quantized__every_number_of_rows_and_tail_is_right(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300};
+    uint64_t seed = test_seed(52);
+    for (int b = 0; b < 3; b++)
+        for (int64_t rows = 1; rows <= 9; rows++)
+            for (int l = 0; l < COUNT(lengths); l++)
+                check(&(test_case){.q_heads = rows, .key_dim = 128, .length = lengths[l]},
+                      widths[b], 64, KVC_BF16, &seed);
+}
+
+static void quantized__many_rows_are_right(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(53);
+    for (int b = 0; b < COUNT(widths); b++)
+        for (int64_t queries = 5; queries <= 40; queries += 7)
+            check(&(test_case){.kv_heads = 2,
+                               .q_heads = 8,
+                               .key_dim = 64,
+                               .value_dim = 32,
+                               .queries = queries,
+                               .length = queries + below(&seed, 100)},
+                  widths[b], 32, KVC_F16, &seed);
+}
+
+/* As attention_variants_test.c makes them. */
+static void quantized__variants_are_right(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(54);
+    for (int i = 0; i < 150; i++) {
+        const int64_t heads = 1 + below(&seed, 2), queries = 1 + below(&seed, 4);
+        const int64_t length = queries + below(&seed, 260);
+        const int64_t lengths[] = {below(&seed, length + 1), length};
+        check(
+            &(test_case){
+                .batch = 2,
+                .kv_heads = heads,
+                .q_heads = heads * (1 + below(&seed, 6)),
+                .key_dim = 64 * (1 + below(&seed, 2)),
+                .queries = queries,
+                .length = length,
+                .lengths = below(&seed, 2) ? lengths : NULL,
+                .kv_layout = (test_layout)below(&seed, 3),
+                .window = below(&seed, 2) ? 1 + below(&seed, 150) : 0,
+                .softcap = below(&seed, 3) ? 0 : 5,
+                .sinks = below(&seed, 3) ? 0 : KVC_F32,
+                .slopes = below(&seed, 3) ? 0 : KVC_F16,
+                .mask = {.dtype = below(&seed, 2)   ? 0
+                                  : below(&seed, 2) ? KVC_U8
+                                                    : KVC_F32,
+                         .pattern = (test_pattern)below(&seed, 4)},
+            },
+            widths[below(&seed, COUNT(widths))], groups[below(&seed, 2)],
+            dtypes[below(&seed, COUNT(dtypes))], &seed);
+    }
+}
+
+static void quantized__words_of_32_bits_are_the_same_bytes(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(55);
+    test_problem p = test_problem_new(
+        &(test_case){.kv_heads = 2, .q_heads = 4, .key_dim = 64, .length = 70}, &seed);
+    side k = side_new(&p.k.array, 4, 32, KVC_F32, TEST_HEAD_MAJOR);
+    side v = side_new(&p.v.array, 4, 32, KVC_F32, TEST_HEAD_MAJOR);
+    kvc_array *words[] = {&k.packed.words, &v.packed.words};
+    for (int i = 0; i < 2; i++) {
+        words[i]->dtype = KVC_U32;
+        words[i]->shape[3] /= 4;
+        for (int d = 0; d < 3; d++) words[i]->strides[d] /= 4;
+    }
+    kvc_attention_desc desc = test_desc(&p, KVC_PATH_FUSED);
+    desc.kv_bits = 4;
+    desc.kv_group = 32;
+    kvc_attention *plan;
+    kvc_attention_stats stats = {.struct_size = sizeof stats};
+    assert_ok(kvc_attention_plan(&plan, &desc));
+    const kvc_attention_extras extras = test_extras(&p);
+    assert_ok(
+        kvc_attention_run_quantized(plan, &k.packed, &v.packed, &p.q.array, &p.out.array, &extras));
+    test_compare_formula(&p);
+    assert_ok(kvc_attention_stats_get(plan, &stats));
+    assert_int_equal(stats.kv_bytes, 2 * 70 * 2 * (64 / 2 + 2 * 2 * 4));
+    kvc_explanation e = {.struct_size = sizeof e};
+    assert_ok(kvc_attention_explain(&e, plan, NULL, 0));
+    assert_non_null(strstr(e.reason, "of 4 bits"));
+
+    assert_fails(kvc_attention_run_kv(plan, &p.k.array, &p.v.array, &p.q.array, &p.out.array, NULL),
+                 KVC_E_INVALID);
+    assert_non_null(strstr(kvc_last_error(), "kvc_attention_run_quantized"));
+    k.packed.group = 64;
+    assert_fails(
+        kvc_attention_run_quantized(plan, &k.packed, &v.packed, &p.q.array, &p.out.array, NULL),
+        KVC_E_SHAPE);
+    k.packed.group = 32;
+    v.packed.scales.shape[2]--;
+    assert_fails(
+        kvc_attention_run_quantized(plan, &k.packed, &v.packed, &p.q.array, &p.out.array, NULL),
+        KVC_E_SHAPE);
+    assert_non_null(strstr(kvc_last_error(), "v.scales"));
+    kvc_attention_free(plan);
+    side_free(&k);
+    side_free(&v);
+    test_problem_free(&p);
+}
+
+static void quantized__plans_refuse_what_no_packing_has(void **state) {
+    (void)state;
+    kvc_attention_desc right = {.struct_size = sizeof right,
+                                .q_heads = 2,
+                                .kv_heads = 1,
+                                .key_dim = 64,
+                                .kv_dtype = KVC_F16,
+                                .kv_bits = 8,
+                                .kv_group = 64};
+    kvc_attention *plan;
+    kvc_attention_desc wrong = right;
+    wrong.kv_bits = 7;
+    assert_fails(kvc_attention_plan(&plan, &wrong), KVC_E_INVALID);
+    wrong = right;
+    wrong.kv_group = 0;
+    assert_fails(kvc_attention_plan(&plan, &wrong), KVC_E_INVALID);
+    wrong = right;
+    wrong.value_dim = 96;
+    assert_fails(kvc_attention_plan(&plan, &wrong), KVC_E_INVALID);
+    assert_non_null(strstr(kvc_last_error(), "value_dim 96"));
+    right.kv_bits = 0; /* the plan is not for packed ones */
+    assert_ok(kvc_attention_plan(&plan, &right));
+    const kvc_quantized none = {.struct_size = sizeof none};
+    kvc_array out = {.data = NULL};
+    assert_fails(kvc_attention_run_quantized(plan, &none, &none, &out, &out, NULL), KVC_E_INVALID);
+    assert_fails(kvc_attention_run_quantized(plan, NULL, &none, &out, &out, NULL), KVC_E_INVALID);
+    assert_fails(kvc_attention_run_quantized(NULL, &none, &none, &out, &out, NULL), KVC_E_INVALID);
+    kvc_attention_free(plan);
+}
+
+static int begin(void **state) {
+    if (kvc_threads_new(&threads, 3)) return 1;
+    return test_isa_setup(state);
+}
+
+static int end(void **state) {
+    (void)state;
+    kvc_threads_free(threads);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quantized__every_width_group_and_dim_is_right),
+        cmocka_unit_test(quantized__every_number_of_rows_and_tail_is_right),
+        cmocka_unit_test(quantized__many_rows_are_right),
+        cmocka_unit_test(quantized__variants_are_right),
+        cmocka_unit_test(quantized__words_of_32_bits_are_the_same_bytes),
+        cmocka_unit_test(quantized__plans_refuse_what_no_packing_has),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
