@@ -18,6 +18,7 @@
 #include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
+#include <kvcache/prefix.h>
 #include <kvcache/status.h>
 #include <kvcache/trace.h>
 #include <kvcache/version.h>

@@ -47,7 +47,6 @@ static void revive(kvc_blocks *blocks, kvc__slab *slab, kvc_buffer *buffer) {
 }
 
 void kvc__blocks_unlock(kvc_blocks *blocks) {
-    KVC_ASSERT_SLOW(kvc__blocks_check_slabs(blocks) == KVC_OK);
     for (;;) { /* the buffer pool may call the system: not with the lock held */
         kvc_buffer *buffer = blocks->empties > 1 ? retire(blocks, blocks->empty) : NULL;
         (void)pthread_mutex_unlock(&blocks->lock);
@@ -107,6 +106,7 @@ static kvc_status add_slab(kvc_blocks *blocks) {
                          (unsigned long long)blocks->desc.limit_bytes);
     if (!blocks->retired) KVC_TRY(make_slab(blocks));
     kvc__slab *slab = blocks->retired;
+    KVC_ASSERT(slab);
     unlink_slab(slab);
     blocks->coming++;
     (void)pthread_mutex_unlock(&blocks->lock);
@@ -142,6 +142,7 @@ static kvc_status make_free(kvc_blocks *blocks, int64_t n) {
 
 static int32_t take_one(kvc_blocks *blocks) {
     kvc__slab *slab = blocks->open ? blocks->open : blocks->empty;
+    KVC_ASSERT(slab);
     const int32_t place = slab->first_free;
     kvc__block *block = &slab->blocks[place];
     slab->first_free = block->next_free;
@@ -224,7 +225,7 @@ kvc_status kvc_blocks_release(kvc_blocks *blocks, const int32_t *ids, int64_t n)
     kvc__blocks_lock(blocks);
     const kvc_status status = check_release(blocks, ids, n);
     if (status == KVC_OK)
-        for (int64_t i = n; i-- > 0;) kvc__blocks_drop(blocks, ids[i]);
+        for (int64_t i = 0; i < n; i++) kvc__blocks_drop(blocks, ids[i]);
     kvc__blocks_unlock(blocks);
     return status;
 }
