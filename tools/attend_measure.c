@@ -11,6 +11,7 @@
 #include <kvcache/pool.h>
 
 #include "cli.h"
+#include "machine.h"
 #include "roofline.h"
 #include "trace.h"
 
@@ -137,7 +138,8 @@ static int make_cache(subject *s) {
                                  .layers = s->row->layers,
                                  .specs = &spec,
                                  .spec_count = 1,
-                                 .growth = KVC_GROW_RESERVE,
+                                 .growth = shape->growth,
+                                 .chunk = s->row->context, /* at once, where not reserved */
                                  .max_positions = s->row->context};
     if (kvc_pool_new(&s->pool, kvc_device_cpu()) != KVC_OK ||
         kvc_cache_new(&s->cache, s->pool, &desc) != KVC_OK)
@@ -146,8 +148,14 @@ static int make_cache(subject *s) {
     float *rows = malloc(count * sizeof *rows);
     if (!rows) return cli_fail("no memory for %d positions", FILL_POSITIONS);
     fill_random(rows, count);
-    const int status = fill_cache(s, rows);
+    const uint64_t before = machine_huge_bytes();
+    int status = fill_cache(s, rows);
+    const uint64_t huge_bytes = machine_huge_bytes() - before;
     free(rows);
+    kvc_cache_nbytes nbytes = {.struct_size = sizeof nbytes};
+    if (status == CLI_DONE && kvc_cache_nbytes_get(s->cache, &nbytes) != KVC_OK)
+        status = cli_fail_library("cache");
+    s->row->huge_share = (double)huge_bytes / (double)nbytes.resident;
     return status;
 }
 
@@ -167,11 +175,12 @@ static int make_lengths(subject *s) {
     uint32_t state = 1;
     s->lengths = malloc((size_t)batch * sizeof *s->lengths);
     if (!s->lengths) return cli_fail("no memory for the lengths of %" PRId64 " sequences", batch);
-    for (int64_t i = 0; i < batch; i++) {
+    for (int64_t i = 0; i < batch; i++) s->lengths[i] = length_of(s->shape, s->row->context, i);
+    for (int64_t i = batch - 1; i > 0; i--) {
         state = state * 1664525u + 1013904223u;
-        const int64_t j = (int64_t)(state >> 8) % (i + 1);
+        const int64_t j = (int64_t)(state >> 8) % (i + 1), length = s->lengths[i];
         s->lengths[i] = s->lengths[j];
-        s->lengths[j] = length_of(s->shape, s->row->context, i);
+        s->lengths[j] = length;
     }
     return CLI_DONE;
 }
@@ -282,7 +291,7 @@ static int choose_read(subject *s) {
     for (int round = 0; round < READ_ROUNDS; round++)
         for (int variant = 0; variant < ROOFLINE_READS; variant++)
             for (int64_t i = 0; i < s->row->layers && status == CLI_DONE; i++) {
-                double us;
+                double us = NAN;
                 status = read_layer(s, variant, &us);
                 if (status == CLI_DONE) status = keep_sample(&samples[variant], us);
             }
@@ -341,7 +350,7 @@ static int take_turn(subject *s) {
         s->layer = (s->layer + 1) % s->row->layers;
     }
     for (; count > 0; count--) {
-        double us;
+        double us = NAN;
         if (read_layer(s, s->read, &us) != CLI_DONE) return CLI_FAILED;
         if (keep_sample(&s->floor_us, us) != CLI_DONE) return CLI_FAILED;
     }

@@ -19,6 +19,7 @@ typedef struct attend_shape {
     int64_t window;   /**< keys that a query sees at most; 0: all before it */
     int64_t shortest; /**< lengths are spread from here to the context; 0: all have the context */
     int64_t threads;
+    kvc_growth growth;     /**< of the caches */
     kvc_dtype dtype;       /**< of keys and values; queries and outputs are f32 */
     uint64_t rotate_bytes; /**< of keys and values that the runs go over, at least */
 } attend_shape;
@@ -35,6 +36,7 @@ typedef struct attend_row {
     double dot_gflops;           /**< dot products of bf16; NAN where the CPU has none */
     const char *read_name, *isa; /**< which loops measured the limits */
     kvc_path path;               /**< the code that ran */
+    double huge_share;           /**< of the layers' memory that huge pages hold */
 } attend_row;
 
 /** The most layers: each takes two ranges of address space, of which Linux gives 65530. */

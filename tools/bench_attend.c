@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <kvcache/attention.h>
 #include <kvcache/executor.h>
@@ -33,6 +34,7 @@ static const char help[] =
     "from\n"
     "                    here to the context, in no order (all have the context)\n"
     "  --window N        keys that a query sees at most, its own among them (all before it)\n"
+    "  --growth POLICY   of the caches: reserve, or chunk, which asks for huge pages (reserve)\n"
     "  --threads N       threads that share a run, and a measurement of the limits (1)\n"
     "  --rotate N        MiB of keys and values that the runs go over, at least (four times the\n"
     "                    last-level cache)\n"
@@ -53,7 +55,8 @@ static const char help[] =
     "  FMA (ceiling_gflops)         multiply-adds of f32 from registers, the best rate seen\n"
     "  of (of)                      share of the limit that binds: 1 is as fast as the machine\n"
     "  binds (binds)                which that is: reading (read), or multiply-adds (fma)\n"
-    "  path (path)                  the code that ran (see kvcache explain)\n";
+    "  path (path)                  the code that ran (see kvcache explain)\n"
+    "JSON also has huge_share, the share of the keys and values that huge pages hold.\n";
 
 enum { MOST_CONTEXTS = 16 };
 
@@ -124,6 +127,10 @@ static void print_notes(const options *o, const attend_row *rows) {
     if (isfinite(rows[0].dot_gflops))
         printf("This CPU also multiplies pairs of bf16: %s GFLOP/s.\n",
                report_number(n[0], rows[0].dot_gflops));
+    double most = 0;
+    for (size_t i = 0; i < o->context_count; i++) most = fmax(most, rows[i].huge_share);
+    printf("Huge pages hold %s%.0f %% of the keys and values (--growth).\n",
+           most > 0.005 ? "up to " : "", 100 * most);
     for (size_t i = 0; i < o->context_count; i++)
         if (rows[i].bytes * (uint64_t)rows[i].layers < rotate)
             printf("context %" PRId64 ": %d layers are the most, and hold %s only\n",
@@ -157,10 +164,11 @@ static json_t *new_row(const attend_shape *s, const attend_row *r) {
         report_json_number(gbps(r, r->floor_us.p50)), "gflops", report_json_number(gflops(r)),
         "ceiling_gflops", report_json_number(r->ceiling_gflops), "dot_bf16_gflops",
         report_json_number(r->dot_gflops), "of", report_json_number(share_of_limit(r)));
-    json_t *rest = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I}", "binds", what_binds(r), "path",
-                             kvc_path_name(r->path), "floor", r->read_name, "isa", r->isa, "layers",
-                             (json_int_t)r->layers, "bytes", (json_int_t)r->bytes, "runs",
-                             (json_int_t)r->run_us.count);
+    json_t *rest =
+        json_pack("{s:s, s:s, s:s, s:s, s:o, s:I, s:I, s:I}", "binds", what_binds(r), "path",
+                  kvc_path_name(r->path), "floor", r->read_name, "isa", r->isa, "huge_share",
+                  report_json_number(r->huge_share), "layers", (json_int_t)r->layers, "bytes",
+                  (json_int_t)r->bytes, "runs", (json_int_t)r->run_us.count);
     (void)json_object_update(shape, figures);
     (void)json_object_update(shape, rest);
     json_decref(figures);
@@ -235,6 +243,7 @@ enum {
     OPTION_BATCH,
     OPTION_SHORTEST,
     OPTION_WINDOW,
+    OPTION_GROWTH,
     OPTION_THREADS,
     OPTION_ROTATE,
     OPTION_JSON,
@@ -250,12 +259,21 @@ static const struct option option_table[] = {
     {"batch", required_argument, NULL, OPTION_BATCH},
     {"shortest", required_argument, NULL, OPTION_SHORTEST},
     {"window", required_argument, NULL, OPTION_WINDOW},
+    {"growth", required_argument, NULL, OPTION_GROWTH},
     {"threads", required_argument, NULL, OPTION_THREADS},
     {"rotate", required_argument, NULL, OPTION_ROTATE},
     {"json", no_argument, NULL, OPTION_JSON},
     {"trace", required_argument, NULL, OPTION_TRACE},
     CLI_OPTIONS_END,
 };
+
+static bool read_growth(kvc_growth *out) {
+    static const kvc_growth policies[] = {KVC_GROW_RESERVE, KVC_GROW_CHUNK};
+    for (size_t i = 0; i < 2; i++)
+        if (strcmp(optarg, kvc_growth_name(policies[i])) == 0) return *out = policies[i], true;
+    (void)cli_usage("--growth: '%s' given, reserve or chunk wanted", optarg);
+    return false;
+}
 
 static bool read_option(options *o, int option) {
     attend_shape *s = &o->shape;
@@ -270,6 +288,7 @@ static bool read_option(options *o, int option) {
     case OPTION_BATCH: return cli_int64("--batch", optarg, 1, 4096, &s->batch);
     case OPTION_SHORTEST: return cli_int64("--shortest", optarg, 1, 1 << 24, &s->shortest);
     case OPTION_WINDOW: return cli_int64("--window", optarg, 1, 1 << 24, &s->window);
+    case OPTION_GROWTH: return read_growth(&s->growth);
     case OPTION_THREADS: return cli_int64("--threads", optarg, 1, KVC_THREADS_MAX, &s->threads);
     case OPTION_ROTATE: return cli_int64("--rotate", optarg, 1, 1 << 20, &o->rotate_mib);
     case OPTION_JSON: return o->json = true;

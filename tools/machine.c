@@ -40,10 +40,18 @@ static bool read_field(const char *path, const char *key, char *out, size_t room
     return found;
 }
 
-static uint64_t read_meminfo_bytes(const char *key) {
+/* A field in kB, as bytes. */
+static uint64_t read_bytes(const char *path, const char *key) {
     char text[64];
-    if (!read_field("/proc/meminfo", key, text, sizeof text)) return 0;
-    return 1024 * strtoull(text, NULL, 10);
+    return read_field(path, key, text, sizeof text) ? 1024 * strtoull(text, NULL, 10) : 0;
+}
+
+static uint64_t read_meminfo_bytes(const char *key) {
+    return read_bytes("/proc/meminfo", key);
+}
+
+uint64_t machine_huge_bytes(void) {
+    return read_bytes("/proc/self/smaps_rollup", "AnonHugePages");
 }
 
 /* What the control group leaves; UINT64_MAX without a limit. */

@@ -29,6 +29,9 @@ void machine_read(machine *out);
 /** Returns a new "machine" object for --json; NULL when there is no memory. */
 json_t *machine_json(const machine *m);
 
+/** Returns the bytes of this process that huge pages hold; 0 where the system does not say. */
+uint64_t machine_huge_bytes(void);
+
 /** Writes one line for people: CPU, cores, last-level cache, memory, page settings. */
 void machine_line(char *out, size_t room, const machine *m);
 

@@ -81,6 +81,6 @@ static float multiply_add(int64_t rounds) {
                             read_4_ahead_512,                                                      \
                             read_6,                                                                \
                             read_8},                                                               \
-    .multiply_add = multiply_add, .flops_a_round = 2 * SUMS * (VECTOR_BYTES / 4)
+    .multiply_add = multiply_add, .flops_a_round = (int64_t)2 * SUMS * (VECTOR_BYTES / 4)
 
 #endif

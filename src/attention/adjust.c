@@ -14,49 +14,54 @@ static float flag(char keeps) {
     return kvc__f32_of_bits(kvc__choose(keeps == 0, 0xff800000u, 0)); /* -inf, 0 */
 }
 
-/* The mask of a row as what it adds: for flags 0, or -inf. */
-static void load_mask(float *restrict out, const kvc__job *job, int64_t b, int64_t head, int64_t i,
-                      int64_t first, int64_t count) {
+/* The mask of a row as what it adds, for flags 0 or -inf: where it lies, or in `own`. */
+static const float *load_mask(float *own, const kvc__job *job, int64_t b, int64_t head, int64_t i,
+                              int64_t first, int64_t count) {
     const kvc__rows *mask = &job->mask;
     const char *from = kvc__at(mask, b, head, i, first);
-    const int64_t step = mask->last_stride * (int64_t)kvc_dtype_size_bytes(mask->dtype);
+    const int64_t step = mask->last_stride;
     if (mask->dtype == KVC_U8 && step == 1) /* a vector at a time */
-        for (int64_t j = 0; j < count; j++) out[j] = flag(from[j]);
+        for (int64_t j = 0; j < count; j++) own[j] = flag(from[j]);
     else if (mask->dtype == KVC_U8)
-        for (int64_t j = 0; j < count; j++) out[j] = flag(from[j * step]);
-    else if (mask->last_stride == 1) kvc__row_load(out, from, mask->dtype, 0, count);
+        for (int64_t j = 0; j < count; j++) own[j] = flag(from[j * step]);
+    else if (step == 1 && mask->dtype == KVC_F32) return (const float *)(const void *)from;
+    else if (step == 1) kvc__row_load(own, from, mask->dtype, 0, count);
     else
-        for (int64_t j = 0; j < count; j++) out[j] = kvc__load(from + j * step, mask->dtype);
+        for (int64_t j = 0; j < count; j++)
+            own[j] = kvc__load(kvc__at(mask, b, head, i, first + j), mask->dtype);
+    return own;
 }
 
-static void fill_bias(float *restrict out, const kvc__job *job, int64_t b, int64_t head, int64_t i,
-                      int64_t first, int64_t count) {
-    float slope = 0;
-    if (job->mask.data) load_mask(out, job, b, head, i, first, count);
+static const float *load_bias(float own[PIECE], const kvc__job *job, int64_t b, int64_t head,
+                              int64_t i, int64_t first, int64_t count) {
+    const float *mask = own;
+    if (job->mask.data) mask = load_mask(own, job, b, head, i, first, count);
+    if (!job->slopes.data) return mask;
+    const float slope = kvc__load(kvc__at(&job->slopes, 0, head, 0, 0), job->slopes.dtype);
+    const float from = (float)(first - kvc__position(job, b, i)); /* exact to 2^24 */
+    if (job->mask.data)
+        for (int j = 0; j < count; j++) own[j] = slope * (from + (float)j) + mask[j];
     else
-        for (int64_t j = 0; j < count; j++) out[j] = 0;
-    if (!job->slopes.data) return;
-    slope = kvc__load(kvc__at(&job->slopes, 0, head, 0, 0), job->slopes.dtype);
-    const float distance = (float)(first - kvc__position(job, b, i)); /* exact to 2^24 */
-    for (int64_t j = 0; j < count; j++) out[j] += slope * (distance + (float)(int32_t)j);
+        for (int j = 0; j < count; j++) own[j] = slope * (from + (float)j);
+    return own;
 }
 
 void kvc__adjust(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t first,
                  int64_t count, float *s, int64_t stride) {
-    float bias[PIECE];
+    float own[PIECE];
     for (int64_t at = 0; at < count; at += PIECE) {
         const int64_t n = smaller(count - at, PIECE);
-        fill_bias(bias, job, b, head, i, first + at, n);
+        const float *bias = load_bias(own, job, b, head, i, first + at, n);
         for (int64_t j = 0; j < n; j++) s[(at + j) * stride] += bias[j];
     }
 }
 
 uint64_t kvc__kept(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t first,
                    int64_t count) {
-    float mask[64];
+    float own[64];
     int hidden = 0;
     uint64_t kept = 0;
-    load_mask(mask, job, b, head, i, first, count);
+    const float *mask = load_mask(own, job, b, head, i, first, count);
     for (int64_t j = 0; j < count; j++) hidden += mask[j] == -INFINITY;
     if (hidden == 0) return kvc__bits((kvc__range){0, count}); /* mostly so */
     for (int64_t j = 0; j < count; j++) kept |= (uint64_t)(mask[j] != -INFINITY) << j;

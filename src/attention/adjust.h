@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attention/bits.h"
 #include "attention/kernel.h"
 
 /** Tells whether kvc__adjust does anything. */
@@ -28,28 +29,5 @@ uint64_t kvc__kept(const kvc__job *job, int64_t b, int64_t head, int64_t i, int6
 
 /** Sets the scores that are not kept to -inf, whatever they were. As kvc__adjust. */
 void kvc__hide(uint64_t kept, int64_t count, float *s, int64_t stride);
-
-/** Returns the bits of a range within [0, 64). */
-static inline uint64_t kvc__bits(kvc__range range) {
-    if (range.begin >= range.end) return 0;
-    return ~UINT64_C(0) >> (64 - (range.end - range.begin)) << range.begin;
-}
-
-/** Returns the first run of bits that are set, and clears them; an empty range where there is none.
- */
-static inline kvc__range kvc__next_run(uint64_t *bits) {
-    if (*bits == 0) return (kvc__range){0, 0};
-    const int begin = __builtin_ctzll(*bits);
-    const uint64_t behind = ~(*bits >> begin);
-    const kvc__range run = {begin, behind == 0 ? 64 : begin + __builtin_ctzll(behind)};
-    *bits &= ~kvc__bits(run);
-    return run;
-}
-
-/** Returns from the first bit that is set to the last. */
-static inline kvc__range kvc__hull(uint64_t bits) {
-    if (bits == 0) return (kvc__range){0, 0};
-    return (kvc__range){__builtin_ctzll(bits), 64 - __builtin_clzll(bits)};
-}
 
 #endif

@@ -52,6 +52,8 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     if (s->executor.threads > 1) APPEND(e->reason, ", on up to %d threads", s->executor.threads);
     if (group > 1)
         APPEND(e->reason, "; each row is read once for its group of %lld query heads", group);
+    if (ops->rounds[KVC__OPS_SLOT(plan->desc.kv_dtype)])
+        APPEND(e->reason, "; with few rows, queries are rounded to bf16");
     if (*ops->limit) APPEND(e->reason, "; %s", ops->limit);
     if (*ops->remedy) WRITE(e->remedy, "%s", ops->remedy);
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");

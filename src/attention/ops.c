@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 #include <pthread.h>
 #include <stdio.h>
@@ -24,6 +26,20 @@ static bool has_f16c(void) {
 static bool has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
+
+/* The compilers' libraries ask the system, too, whether it keeps 512-bit registers. */
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+static bool has_avx512bf16(void) {
+    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+#elif defined(__aarch64__)
+static bool has_bf16(void) {
+    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
 #endif
 
 /* Each is faster than those before it. The first runs everywhere. */
@@ -35,8 +51,11 @@ static const struct isa {
     {"generic", is_everywhere, kvc__ops_generic},
 #if defined(__x86_64__)
     {"avx2", has_avx2, kvc__ops_avx2},
+    {"avx512", has_avx512, kvc__ops_avx512},
+    {"avx512bf16", has_avx512bf16, kvc__ops_avx512bf16},
 #elif defined(__aarch64__)
     {"neon", is_everywhere, kvc__ops_neon},
+    {"neonbf16", has_bf16, kvc__ops_neon_bf16},
 #endif
 };
 enum { ISAS = sizeof isas / sizeof *isas };

@@ -22,12 +22,16 @@
 /** R rows at work, R in {1, 2, 4}. Widths are dims rounded up to whole units, the rest zeros;
  * elements of a unit lie in the order of the loader. */
 typedef struct kvc__tile {
-    const float *q; /**< [R][key_width], scaled */
+    const float *q; /**< [R][key_width], scaled unless prepared by rounding, prepared */
     float *sums;    /**< [R][value_width], Σ p v */
     float *max;     /**< [R], largest score so far */
     float *total;   /**< [R], Σ p */
     int64_t key_width, value_width;
+    float scale; /**< of scores, where queries are rounded: one in bf16 then stays exact */
 } kvc__tile;
+
+/** Rewrites a query in place, as a set's score loops want it. */
+typedef void (*kvc__prepare_fn)(float *q, int64_t width);
 
 /** Rows read at the same time: keys and values of two ranges of positions. */
 #define KVC__STREAMS 4
@@ -47,11 +51,12 @@ typedef struct kvc__ahead {
     int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
 } kvc__ahead;
 
-/** Positions of keys or values, a unit's multiple of elements each. */
+/** Positions of keys or values. */
 typedef struct kvc__block {
     const char *data;
     int64_t step_bytes; /**< from position to position */
     int64_t count;      /**< 0 to KVC__BLOCK; nothing behind them is read */
+    int64_t dim;        /**< elements of each; whole units, unless tiles take any dim */
     kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
 } kvc__block;
 
@@ -108,17 +113,43 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 /** The place of a dtype in a table. */
 #define KVC__OPS_SLOT(dtype) ((int)(dtype) - (int)KVC_F32)
 
+/** Vectors of rows in a panel (panel.h), which has as many times the lanes of one rows. */
+#define KVC__PANEL_VECTORS 3
+
+/** The most rows of a panel. */
+#define KVC__PANEL_MOST (KVC__PANEL_VECTORS * KVC__UNIT_MOST / 2)
+
+/** As the loops of a tile, for the rows of a panel and a block in f32: q is [key_width][rows], sums
+ * is [value_width][rows], scores are s[j][rows]. A panel with fewer rows in use takes the loops of
+ * fewer vectors, which leave the last rows alone.
+ * @param seen  [rows], a bit a position of the block; NULL: every row sees all of it */
+typedef struct kvc__panel {
+    kvc__score_fn score;
+    void (*soften)(kvc__tile *panel, const uint64_t *seen, int64_t count, float *s, float *factor);
+    void (*weigh)(kvc__tile *panel, const kvc__block *v, const uint64_t *seen, const float *s,
+                  const float *factor);
+} kvc__panel;
+
+/** Copies n elements into f32, in the order of the loader, and zeros up to a whole unit. */
+typedef void (*kvc__widen_fn)(float *dst, const void *src, int64_t n);
+
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
-    const char *name; /**< as KVC_ISA knows it */
-    char limit[96];   /**< what KVC_ISA does to the choice; "" where nothing. For people */
-    char remedy[96];  /**< what to do about that; "" where nothing */
-    int unit;         /**< elements that a loader takes at a time */
+    const char *name;   /**< as KVC_ISA knows it */
+    char limit[96];     /**< what KVC_ISA does to the choice; "" where nothing. For people */
+    char remedy[96];    /**< what to do about that; "" where nothing */
+    int unit;           /**< elements that a loader takes at a time */
+    bool takes_any_dim; /**< loaders take less than a unit at the end of a row */
+    kvc__prepare_fn prepare[3];         /**< [f32, f16, bf16]; NULL: as it is */
+    bool rounds[3];                     /**< prepared queries are rounded to bf16 */
     kvc__score_fn score[3][KVC__TILES]; /**< [f32, f16, bf16][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[3][KVC__TILES];
     kvc__soften_fn soften[KVC__TILES];
     kvc__cap_fn cap;
-    uint8_t place[3][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
+    uint8_t place[3][KVC__UNIT_MOST];      /**< where a loader puts element i of a unit */
+    kvc__widen_fn widen[3];                /**< NULL: there is no loader */
+    int lanes;                             /**< of a vector */
+    kvc__panel panels[KVC__PANEL_VECTORS]; /**< [vectors in use - 1] */
 } kvc__ops;
 
 /** Returns the fastest table that this CPU runs and that KVC_ISA in the environment allows. Chosen
@@ -133,6 +164,9 @@ void kvc__ops_choose(kvc__ops *out, const char *cap);
 /** Fill the table of one instruction set, but for its name. */
 void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
+void kvc__ops_avx512(kvc__ops *ops);
+void kvc__ops_avx512bf16(kvc__ops *ops);
 void kvc__ops_neon(kvc__ops *ops);
+void kvc__ops_neon_bf16(kvc__ops *ops);
 
 #endif

@@ -54,7 +54,7 @@ static int64_t choose_chunk(const kvc__division *d, int threads, int64_t longest
         positions * (double)d->job->kv_heads * (double)d->row_blocks / (double)threads;
     const double even = fmax(share / PARTS_A_THREAD, fmin(share, LEAST));
     if (even >= (double)longest) return longest;
-    return (int64_t)ceil(even / KVC__BLOCK) * KVC__BLOCK;
+    return (int64_t)fmax(ceil(even / KVC__BLOCK), 1) * KVC__BLOCK;
 }
 
 /* Puts sequences in order, longest first to within a 64th of the longest: a counting sort. */
@@ -68,9 +68,11 @@ static void sort_shares(const kvc__division *d, int64_t longest) {
         d->shares[--before[CLASSES - span_of(job, b) / width]].sequence = b;
 }
 
-kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, void *scratch) {
+kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, int64_t part_rows,
+                          void *scratch) {
     kvc__division d = {.job = job,
-                       .row_blocks = divide_up(job->group * job->queries, KVC__ROWS),
+                       .part_rows = part_rows,
+                       .row_blocks = divide_up(job->group * job->queries, part_rows),
                        .workers = scratch};
     d.slots = d.workers + schedule->worker_floats * (size_t)schedule->executor.threads;
     void *end = d.slots + schedule->slot_floats * (size_t)schedule->slots;
@@ -78,10 +80,11 @@ kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, vo
     end = d.shares + schedule->batch;
     d.left = end;
 
-    int64_t longest = 0, slots = 0;
+    int64_t longest = 1, slots = 0;
     for (int64_t b = 0; b < job->batch; b++)
         if (span_of(job, b) > longest) longest = span_of(job, b);
     const int64_t chunk = choose_chunk(&d, schedule->executor.threads, longest);
+    KVC_ASSERT(chunk > 0);
     sort_shares(&d, longest);
     for (int64_t i = 0; i < job->batch; i++) {
         kvc__share *share = &d.shares[i];
@@ -119,13 +122,13 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
     const int64_t split = local / d->row_blocks % share->splits;
     kvc__part part = {.sequence = share->sequence,
                       .kv_head = local / d->row_blocks / share->splits,
-                      .row = block * KVC__ROWS,
+                      .row = block * d->part_rows,
                       .split = split,
                       .splits = share->splits,
                       .slot = share->first_slot + local,
                       .step = d->row_blocks};
     part.first_slot = part.slot - split * part.step;
-    part.rows = smaller(KVC__ROWS, job->group * job->queries - part.row);
+    part.rows = smaller(d->part_rows, job->group * job->queries - part.row);
     const kvc__range seen = kvc__reach(job, part.sequence, part.row / job->group,
                                        (part.row + part.rows - 1) / job->group);
     const int64_t even = divide_up(seen.end - seen.begin, part.splits);

@@ -1,19 +1,15 @@
 /** @file
  * How a run of the fused path is divided into parts.
  *
- * A part is one kv head of one sequence, up to KVC__ROWS rows, and one of `splits` ranges of
- * positions. The plan takes scratch for any division (kvc__schedule); each run cuts its sequences
- * by their lengths of that moment, so that parts cost about the same where positions allow, and
- * hands them out longest first. What a part computes depends on the plan and the lengths, never on
- * who runs it or when. */
+ * A part is one kv head of one sequence, some rows (a row being one query position of one query
+ * head of the group), and one of `splits` ranges of positions. The plan takes scratch for any
+ * division (kvc__schedule); each run cuts its sequences by their lengths of that moment, so that
+ * parts cost about the same where positions allow, and hands them out longest first. What a part
+ * computes depends on the plan and the lengths, never on who runs it or when. */
 #ifndef KVC_ATTENTION_SCHEDULE_H
 #define KVC_ATTENTION_SCHEDULE_H
 
 #include "attention/kernel.h"
-
-/** Rows worked on together, a row being one query position of one query head of the group: a block
- * of K and V serves them all. */
-#define KVC__ROWS 64
 
 /** What a run makes of one sequence: kv heads × splits × blocks of rows, parts in a row. */
 typedef struct kvc__share {
@@ -26,6 +22,7 @@ typedef struct kvc__share {
 /** A run, divided. */
 typedef struct kvc__division {
     const kvc__job *job;
+    int64_t part_rows;  /**< of a part, but for the last of a kv head */
     int64_t row_blocks; /**< of a kv head */
     int64_t parts;
     float *workers;     /**< [threads][worker_floats] */
@@ -52,8 +49,10 @@ typedef struct kvc__part {
 kvc_status kvc__schedule_size(kvc__schedule *schedule);
 
 /** Divides a run: O(batch).
- * @param scratch  [schedule->bytes], 64-byte aligned; contents undefined */
-kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, void *scratch);
+ * @param part_rows  most rows of a part
+ * @param scratch    [schedule->bytes], 64-byte aligned; contents undefined */
+kvc__division kvc__divide(const kvc__job *job, const kvc__schedule *schedule, int64_t part_rows,
+                          void *scratch);
 
 /** Finds a part: O(log batch). */
 kvc__part kvc__division_part(const kvc__division *division, int64_t index);

@@ -10,9 +10,11 @@
  *     vf v_keep(vf)                       as it is, but in a register: a load is not repeated
  *     vf v_max(vf a, vf b)                b where a is NaN
  *     vf v_swap(vf x, int step)           lane i: lane i ^ step of x; step a power of 2 below W
- *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int half)
+ *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int64_t half)
  *                                         one half of 2 W elements as f32; which are in it, and in
  *                                         what order, is the loader's own
+ *     TAILS                               1 where loaders take one argument more, how many of the
+ *                                         2 W elements there are: the others are 0
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
  *
  * A tile is R rows, R in {1, 2, 4}: query heads of one kv head that share each key and value they
@@ -26,13 +28,56 @@
 #include <stdint.h>
 
 #include "attention/ops.h"
+#include "attention/seen.h"
 
 #define SLOT KVC__OPS_SLOT
 
 /* Elements that a loader takes. */
 #define UNIT ((int64_t)2 * W)
 
-typedef vf (*load_fn)(const void *from, int half);
+#ifndef TAILS
+#define TAILS 0 /* rows of whole units alone */
+#endif
+#if TAILS
+typedef vf (*load_fn)(const void *from, int64_t half, int64_t left);
+#define LOAD(load, from, half, left) load(from, half, left)
+#else
+typedef vf (*load_fn)(const void *from, int64_t half);
+#define LOAD(load, from, half, left) load(from, half)
+#endif
+
+/* Dims d to d + left of W / R keys and R rows, left at most a unit, into a sum for each pair. */
+static inline __attribute__((always_inline)) void
+score_unit(vf sum[W], const kvc__tile *t, const char *const row[W], int64_t d, const int R,
+           const load_fn load, const int64_t element_bytes, const int64_t left) {
+    const int keys = W / R;
+    (void)left;
+    for (int64_t half = 0; half < 2; half++) {
+        vf x[W];
+        for (int i = 0; i < keys; i++) x[i] = LOAD(load, row[i] + d * element_bytes, half, left);
+        for (int r = 0; r < R; r++) {
+            const vf q = v_keep(v_load(t->q + r * t->key_width + d + half * W));
+            for (int i = 0; i < keys; i++) sum[i * R + r] += q * x[i];
+        }
+    }
+}
+
+/* The products of one key and one row, lane by lane. */
+static inline __attribute__((always_inline)) vf score_key(const float *q, const char *key,
+                                                          int64_t dim, const load_fn load,
+                                                          const int64_t element_bytes) {
+    vf even = v_set(0), odd = v_set(0);
+    int64_t d = 0;
+    for (; d + UNIT <= dim; d += UNIT) {
+        even += v_load(q + d) * LOAD(load, key + d * element_bytes, 0, UNIT);
+        odd += v_load(q + d + W) * LOAD(load, key + d * element_bytes, 1, UNIT);
+    }
+    if (TAILS && d < dim) {
+        even += v_load(q + d) * LOAD(load, key + d * element_bytes, 0, dim - d);
+        odd += v_load(q + d + W) * LOAD(load, key + d * element_bytes, 1, dim - d);
+    }
+    return even + odd;
+}
 
 /* s[j][r] = q[r] · k[j]; every accumulator is one pair of key and row. */
 static inline __attribute__((always_inline)) void score(float *restrict s, const kvc__tile *t,
@@ -40,7 +85,6 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
                                                         const load_fn load,
                                                         const int64_t element_bytes) {
     const int keys = W / R;
-    const int64_t width = t->key_width;
     for (int64_t j = 0; j < k->count; j += keys) {
         const char *row[W];
         vf sum[W];
@@ -49,51 +93,42 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
             const int64_t at = j + i < k->count ? j + i : k->count - 1;
             row[i] = k->data + at * k->step_bytes;
         }
-        for (int i = 0; i < W; i++) sum[i] = v_set(0);
         if (R == 1) /* key by key: memory is read in its order */
             for (int i = 0; i < keys; i++) {
-                vf odd = v_set(0);
-                kvc__ask(k->ahead, width);
-                for (int64_t d = 0; d < width; d += UNIT) {
-                    sum[i] += v_load(t->q + d) * load(row[i] + d * element_bytes, 0);
-                    odd += v_load(t->q + d + W) * load(row[i] + d * element_bytes, 1);
-                }
-                sum[i] += odd;
+                kvc__ask(k->ahead, k->dim);
+                sum[i] = score_key(t->q, row[i], k->dim, load, element_bytes);
             }
         else {
-            kvc__ask(k->ahead, keys * width);
-            for (int64_t d = 0; d < width; d += UNIT)
-                for (int half = 0; half < 2; half++) {
-                    vf x[W];
-                    for (int i = 0; i < keys; i++) x[i] = load(row[i] + d * element_bytes, half);
-                    for (int r = 0; r < R; r++) {
-                        const vf q = v_keep(v_load(t->q + r * width + d + half * W));
-                        for (int i = 0; i < keys; i++) sum[i * R + r] += q * x[i];
-                    }
-                }
+            kvc__ask(k->ahead, keys * k->dim);
+            for (int i = 0; i < W; i++) sum[i] = v_set(0);
+            int64_t d = 0;
+            for (; d + UNIT <= k->dim; d += UNIT)
+                score_unit(sum, t, row, d, R, load, element_bytes, UNIT);
+            if (TAILS && d < k->dim) score_unit(sum, t, row, d, R, load, element_bytes, k->dim - d);
         }
         v_store(s + j * R, v_sums(sum));
     }
 }
 
-/* sums[r] = sums[r] · factor[r] + Σ_j p[j · step + r] v[j], UNITS times 2 W dims from d on. */
+/* sums[r] = sums[r] · factor[r] + Σ_j p[j · step + r] v[j], UNITS times 2 W dims from d on, or the
+ * last `left` of a row. */
 static inline __attribute__((always_inline)) void
 weigh_units(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
             const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
-            const load_fn load, const int64_t element_bytes) {
+            const load_fn load, const int64_t element_bytes, const int64_t left) {
     vf sum[4][2];
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++) {
+            for (int64_t half = 0; half < 2; half++) {
                 const float *in = sums + r * width + d + u * UNIT + half * W;
                 sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
             }
     const char *row = v->data + d * element_bytes;
     for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
-        if (R == 1) kvc__ask(v->ahead, UNITS * UNIT);
+        if (R == 1) kvc__ask(v->ahead, left < UNIT ? left : UNITS * UNIT);
         for (int u = 0; u < UNITS; u++) {
-            const vf x = load(row + u * UNIT * element_bytes, 0);
-            const vf y = load(row + u * UNIT * element_bytes, 1);
+            const vf x = LOAD(load, row + u * UNIT * element_bytes, 0, left);
+            const vf y = LOAD(load, row + u * UNIT * element_bytes, 1, left);
             for (int r = 0; r < R; r++) {
                 const vf weight = v_set(p[j * step + r]);
                 sum[u * R + r][0] += weight * x;
@@ -103,7 +138,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     }
     for (int u = 0; u < UNITS; u++)
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++)
+            for (int64_t half = 0; half < 2; half++)
                 v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
 }
 
@@ -113,13 +148,17 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
       const int64_t element_bytes) {
     const int units = 4 / R; /* eight accumulators: enough to hide the latency of a sum */
     int64_t d = 0;
-    for (; d + units * UNIT <= width; d += units * UNIT) {
+    for (; d + units * UNIT <= v->dim; d += units * UNIT) {
         if (R > 1) kvc__ask(v->ahead, v->count * units * UNIT);
-        weigh_units(sums, p, step, factor, v, width, d, R, units, load, element_bytes);
+        weigh_units(sums, p, step, factor, v, width, d, R, units, load, element_bytes, UNIT);
     }
-    for (; d < width; d += UNIT) {
+    for (; d + UNIT <= v->dim; d += UNIT) {
         if (R > 1) kvc__ask(v->ahead, v->count * UNIT);
-        weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes);
+        weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes, UNIT);
+    }
+    if (TAILS && d < v->dim) {
+        if (R > 1) kvc__ask(v->ahead, v->count * (v->dim - d));
+        weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes, v->dim - d);
     }
 }
 
@@ -145,13 +184,21 @@ static inline vf v_at_most(vf x, vf most) {
     return (vf)((high & (vi)most) | (~high & (vi)x));
 }
 
-/* exp of W floats that are at most 0, or NaN. Below -87 it gives 0: beside the largest score's 1
- * that is nothing. */
+/* exp of W floats that are at most 0, or NaN. Below 2^-126.5 it gives 0: beside the largest score's
+ * 1 that is nothing. Elsewhere within 1.5 ulp: of the polynomials of degree 6 that begin with 1 + r
+ * this is the one closest to exp on |r| <= ln 2 / 2, off by 3.1e-9 at most. */
 static inline vf v_exp(vf x) {
-    vi exponent;
-    const vf p = v_exp_reduced(x, &exponent) + v_set(1.0f);
-    const vf power = (vf)((exponent + 127) << 23);
-    return (vf)(~(x < v_set(-87.0f)) & (vi)(p * power));
+    const vf magic = v_set(0x1.8p23f + 127); /* its low bits are then an exponent's */
+    x = v_max(v_set(-88.0f), x);             /* exponent 0: the factor is 0 */
+    const vf shifted = x * v_set(0x1.715476p+0f) + magic;
+    const vf n = shifted - magic;
+    const vf r = (x - n * v_set(0x1.62e4p-1f)) - n * v_set(0x1.7f7d1cp-20f);
+    const vf r2 = r * r;
+    const vf low = v_set(0x1.fffffcp-2f) + v_set(0x1.555490p-3f) * r;
+    const vf high =
+        (v_set(0x1.5558f4p-5f) + v_set(0x1.123a6cp-7f) * r) + v_set(0x1.6a2352p-10f) * r2;
+    const vf p = (r + v_set(1.0f)) + (low + high * r2) * r2;
+    return p * (vf)((vi)shifted << 23);
 }
 
 /* tanh |y| = e / (e + 2) with e = exp(2 |y|) - 1, which loses nothing where y is small. Beyond 2
@@ -208,39 +255,6 @@ static inline __attribute__((always_inline)) void soften(kvc__tile *t, const kvc
     memcpy(t->total, &total, rows_bytes);
 }
 
-/* Positions [begin, end) of a block, into the sums of one row. */
-static inline __attribute__((always_inline)) void
-weigh_row(kvc__tile *t, const kvc__block *v, int64_t begin, int64_t end, const float *s, int r,
-          const int R, const load_fn load, const int64_t element_bytes) {
-    const float one = 1;
-    const kvc__block part = {v->data + begin * v->step_bytes, v->step_bytes, end - begin, v->ahead};
-    if (begin < end)
-        weigh(t->sums + r * t->value_width, s + begin * R + r, R, &one, &part, t->value_width, 1,
-              load, element_bytes);
-}
-
-static inline __attribute__((always_inline)) void
-weigh_seen(kvc__tile *t, const kvc__block *v, const kvc__range *seen, const float *s,
-           const float *factor, const int R, const load_fn load, const int64_t element_bytes) {
-    kvc__range all = seen[0]; /* what every row sees, if it is not empty */
-    for (int r = 1; r < R; r++) {
-        if (seen[r].begin > all.begin) all.begin = seen[r].begin;
-        if (seen[r].end < all.end) all.end = seen[r].end;
-    }
-    if (all.end < all.begin) all.end = all.begin;
-    const kvc__block shared = {v->data + all.begin * v->step_bytes, v->step_bytes,
-                               all.end - all.begin, v->ahead};
-    weigh(t->sums, s + all.begin * R, R, factor, &shared, t->value_width, R, load, element_bytes);
-
-    /* What only some see goes row by row: a weight of 0 times NaN would reach the others. */
-    for (int r = 0; r < R; r++) {
-        const int64_t left = seen[r].end < all.begin ? seen[r].end : all.begin;
-        const int64_t right = seen[r].begin > all.end ? seen[r].begin : all.end;
-        weigh_row(t, v, seen[r].begin, left, s, r, R, load, element_bytes);
-        weigh_row(t, v, right, seen[r].end, s, r, R, load, element_bytes);
-    }
-}
-
 #define SOFTEN(R)                                                                                  \
     static void soften_##R(kvc__tile *t, const kvc__range *seen, int64_t count, float *s,          \
                            float *factor) {                                                        \
@@ -254,9 +268,14 @@ SOFTEN(4)
     static void score_##R##_##dtype(const kvc__tile *t, const kvc__block *k, float *s) {           \
         score(s, t, k, R, load, element_bytes);                                                    \
     }                                                                                              \
+    static inline void sum_##R##_##dtype(float *sums, const float *p, int64_t step,                \
+                                         const float *factor, const kvc__block *v,                 \
+                                         int64_t width) {                                          \
+        weigh(sums, p, step, factor, v, width, R, load, element_bytes);                            \
+    }                                                                                              \
     static void weigh_##R##_##dtype(kvc__tile *t, const kvc__block *v, const kvc__range *seen,     \
                                     const float *s, const float *factor) {                         \
-        weigh_seen(t, v, seen, s, factor, R, load, element_bytes);                                 \
+        weigh_seen(t, v, seen, s, factor, R, sum_##R##_##dtype, sum_1_##dtype);                    \
     }
 #define TILES(dtype, load, element_bytes)                                                          \
     TILE(dtype, 1, load, element_bytes)                                                            \
@@ -286,15 +305,19 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
         floats[i] = (float)(i + 1);
         halves[i] = dtype == KVC_F16 ? kvc__f16_of_f32(floats[i]) : kvc__bf16_of_f32(floats[i]);
     }
-    for (int half = 0; half < 2; half++) {
-        const vf x = load(dtype == KVC_F32 ? (const void *)floats : (const void *)halves, half);
+    for (int64_t half = 0; half < 2; half++) {
+        const void *from = dtype == KVC_F32 ? (const void *)floats : (const void *)halves;
+        const vf x = LOAD(load, from, half, UNIT);
         for (int i = 0; i < W; i++) place[(int)x[i] - 1] = (uint8_t)(half * W + i);
     }
 }
 
+#include "attention/panel.h"
+
 static void fill_ops(kvc__ops *ops) {
     *ops = (kvc__ops){
         .unit = 2 * W,
+        .takes_any_dim = TAILS,
         .score = {[SLOT(KVC_F32)] = SCORES(f32), [SLOT(KVC_BF16)] = SCORES(bf16)},
         .weigh = {[SLOT(KVC_F32)] = WEIGHS(f32), [SLOT(KVC_BF16)] = WEIGHS(bf16)},
         .soften = {soften_1, soften_2, soften_4},
@@ -302,6 +325,7 @@ static void fill_ops(kvc__ops *ops) {
     };
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
+    fill_panels(ops);
 #if TILES_F16
     const kvc__score_fn scores[KVC__TILES] = SCORES(f16);
     const kvc__weigh_fn weighs[KVC__TILES] = WEIGHS(f16);

@@ -105,6 +105,11 @@ class Attend(ProgramTest):
         self.assertTrue(any(s["cat"] == "kernel" for s in spans))
         self.assertRegex(text, r"(?m)^attend 64: \d+ % of the step")
 
+    def test_growth_by_chunk_may_get_huge_pages(self):
+        for growth in ["reserve", "chunk"]:
+            row, = self.parsed("bench", "attend", *ONE, "--growth", growth)["rows"]
+            self.assertTrue(0 <= row["huge_share"] <= (growth == "chunk") * 1.1, row)
+
     def test_bad_values_are_refused(self):
         for given in ["32", "32/", "/8", "32/5", "0/0", "8/-1", "a/b", "32/8/2", "65537/1", ""]:
             self.assert_refused(2, "bench attend", [f"--heads={given}"], "--heads",
@@ -113,7 +118,7 @@ class Attend(ProgramTest):
                               ("--contexts", "16777217"), ("--rotate", "0"), ("--dtype", "u8"),
                               ("--q-len", "0"), ("--q-len", "65537"), ("--batch", "0"),
                               ("--batch", "4097"), ("--shortest", "0"), ("--window", "0"),
-                              ("--window", "-1"), ("--threads", "0")]:
+                              ("--window", "-1"), ("--threads", "0"), ("--growth", "exact")]:
             self.assert_refused(2, "bench attend", [option, given], f"{option}: '{given}' given")
 
     def test_values_that_do_not_go_together_are_refused(self):

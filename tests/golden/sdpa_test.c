@@ -101,5 +101,5 @@ int main(void) {
         VECTOR("window_prefill_f32"),
         VECTOR("sinks_decode_bf16"),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, test_isa_setup, NULL);
 }

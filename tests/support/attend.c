@@ -147,6 +147,13 @@ static test_tensor new_lse(const test_case *c) {
     return t;
 }
 
+static void round_to_bf16(const kvc_array *a) {
+    FOR_EACH(a, b, h, i, d) {
+        const float x = (float)test_get(a, b, h, i, d);
+        test_set(a, b, h, i, d, (double)kvc__f32_of_bf16(kvc__bf16_of_f32(x)));
+    }
+}
+
 test_problem test_problem_new(const test_case *given, uint64_t *seed) {
     test_case c = *given;
     if (c.batch == 0) c.batch = 1;
@@ -168,6 +175,7 @@ test_problem test_problem_new(const test_case *given, uint64_t *seed) {
         .lse = new_lse(&c),
     };
     test_fill_random(&p.q.array, c.amplitude, seed);
+    if (test_rounds_to_bf16(c.kv_dtype)) round_to_bf16(&p.q.array);
     test_fill_random(&p.k.array, c.amplitude, seed);
     test_fill_random(&p.v.array, 1, seed);
     if (c.mask.dtype) new_mask(&p, seed);
@@ -256,21 +264,33 @@ static void fail_at(const test_problem *p, const char *what, const int64_t at[4]
              c->mask.pattern, c->mask.once, c->mask.ndim, c->mask.stretch);
 }
 
+bool test_rounds_to_bf16(kvc_dtype kv_dtype) {
+    return kvc__ops_best()->rounds[KVC__OPS_SLOT(kv_dtype)];
+}
+
+/* What a score may be off by. */
+static double score_error(const test_problem *p, const test_truth *right) {
+    const bool prepares = kvc__ops_best()->prepare[KVC__OPS_SLOT(p->c.kv_dtype)] != NULL;
+    const bool splits = prepares && !test_rounds_to_bf16(p->c.kv_dtype);
+    return 2.5e-7 * right->largest_score + (splits ? 0x1p-18 * right->largest_parts : 0);
+}
+
 void test_compare(const test_problem *p, const test_truth *right) {
-    const double score = right->largest_score, *out = right->out, *lse = right->lse;
+    const double error = score_error(p, right), *out = right->out, *lse = right->lse;
+    const double weight_error = test_rounds_to_bf16(p->c.kv_dtype) ? 0x1p-17 : 0;
     double value = 0;
     FOR_EACH(&p->v.array, b, h, j, d) {
         value = fmax(value, fabs(test_get(&p->v.array, b, h, j, d))); /* no NaN */
     }
     FOR_EACH(&p->lse.array, b, h, i, d) {
         const double given = test_get(&p->lse.array, b, h, i, d), wanted = *lse++;
-        const double bound = 2e-6 + 2.5e-7 * (score + fabs(wanted));
+        const double bound = 2e-6 + error + 2.5e-7 * fabs(wanted);
         if (given != wanted && !(fabs(given - wanted) <= bound))
             fail_at(p, "lse", (int64_t[]){b, h, i, d}, given, wanted, bound);
     }
     FOR_EACH(&p->out.array, b, h, i, d) {
         const double given = test_get(&p->out.array, b, h, i, d), wanted = *out++;
-        const double exact = (2e-6 + 2.5e-7 * score) * value;
+        const double exact = (2e-6 + error + weight_error) * value;
         const double bound = exact + half_step(p->c.out_dtype, fabs(wanted) + exact);
         if (!(fabs(given - wanted) <= bound))
             fail_at(p, "out", (int64_t[]){b, h, i, d}, given, wanted, bound);

@@ -83,6 +83,10 @@ void test_set(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d, do
 /** Sets every element to a random number in [-amplitude, amplitude). */
 void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed);
 
+/** Tells whether the fused path rounds queries to bf16 for keys and values in this
+ * dtype. Those of a test problem are rounded before: the truth is that of what is computed. */
+bool test_rounds_to_bf16(kvc_dtype kv_dtype);
+
 test_problem test_problem_new(const test_case *given, uint64_t *seed);
 void test_problem_free(test_problem *p);
 
@@ -106,6 +110,7 @@ typedef struct test_truth {
     double *out;          /**< [batch][q_heads][queries][value_dim] */
     double *lse;          /**< [batch][q_heads][queries] */
     double largest_score; /**< of those that any query sees, in magnitude */
+    double largest_parts; /**< the same of scale · Σ |q| |k|, of which scores are the signed sum */
 } test_truth;
 
 test_truth test_truth_new(const test_problem *p);
@@ -114,7 +119,9 @@ void test_truth_free(test_truth *truth);
 /** Fails, printing the case, when p->out or p->lse are further from the truth than rounding
  * explains: |error| ≤ (2e-6 + 2.5e-7 · largest |score|) · largest |v| + half a unit of out's dtype,
  * and that of the log-sum-exp, 2e-6 + 2.5e-7 · (largest |score| + |lse|).
- * A score is rounded in f32, and that error grows with it. */
+ * A score is rounded in f32, and that error grows with it. Instruction sets that split queries into
+ * two bf16 may be off by another 2^-18 · largest parts of a score, of which rounding a key to bf16
+ * takes up to 2^-9. Those that round queries split weights: 2^-17 · largest |v| more. */
 void test_compare(const test_problem *p, const test_truth *right);
 
 /** test_compare with the problem's own truth. */

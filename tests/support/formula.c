@@ -4,15 +4,21 @@
 #include "support/attend.h"
 #include "support/support.h"
 
-/* scale · q[b][h][i] · k[b][h / group][j] */
-static double raw_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
+/* scale · q[b][h][i] · k[b][h / group][j]; adds up in *parts what its products are in magnitude. */
+static double raw_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j,
+                        double *parts) {
     const test_case *c = &p->c;
     const int64_t group = c->q_heads / c->kv_heads;
     const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
     double sum = 0;
-    for (int64_t d = 0; d < c->key_dim; d++)
-        sum += test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
-    return scale * sum;
+    *parts = 0;
+    for (int64_t d = 0; d < c->key_dim; d++) {
+        const double product =
+            scale * test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
+        sum += product;
+        *parts += fabs(product);
+    }
+    return sum;
 }
 
 static double of_head(const test_tensor *t, int64_t head) {
@@ -69,10 +75,12 @@ static double attend_row(test_truth *truth, const test_problem *p, int64_t b, in
     for (int64_t j = 0; j < c->length; j++) {
         scores[j] = -INFINITY;
         if (!sees(p, b, h, i, j)) continue;
-        const double raw = raw_score(p, b, h, i, j);
+        double parts;
+        const double raw = raw_score(p, b, h, i, j, &parts);
         scores[j] = adjusted(p, b, h, i, j, raw);
         most = fmax(most, scores[j]);
         truth->largest_score = fmax(truth->largest_score, fmax(fabs(raw), fabs(scores[j])));
+        truth->largest_parts = fmax(truth->largest_parts, parts);
     }
     for (int64_t d = 0; d < c->value_dim; d++) out[d] = 0;
     if (most == -INFINITY) return most;

@@ -194,6 +194,40 @@ static void attention__masks_hide_runs_of_any_length(void **state) {
                       &seed);
 }
 
+/* Blocks of 64 rows that begin and end within the heads of a query: what one query alone sees is at
+ * either end of them. */
+static void attention__masks_of_any_row_count(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(52);
+    for (int64_t group = 1; group <= 7; group++)
+        for (int turn = 0; turn < 12; turn++) {
+            const int64_t queries = 1 + below(&seed, 60);
+            check(&(test_case){.q_heads = group,
+                               .key_dim = 4,
+                               .queries = queries,
+                               .length = edges[below(&seed, 9)] + 64 * below(&seed, 3),
+                               .not_causal = true,
+                               .mask = {.dtype = mask_dtypes[below(&seed, 4)],
+                                        .pattern = turn % 2 ? TEST_PADDED : TEST_WHOLE_ROWS,
+                                        .once = below(&seed, 4) ? 2 : 0}},
+                  &seed);
+        }
+    for (int64_t seer = 0; seer < 30; seer++) { /* alone */
+        const test_case c = {.q_heads = 5,
+                             .key_dim = 4,
+                             .queries = 30,
+                             .length = 200,
+                             .not_causal = true,
+                             .mask = {.dtype = KVC_U8, .once = 2}};
+        test_problem p = test_problem_new(&c, &seed);
+        for (int64_t n = 0; n < 30 * 200; n++)
+            test_set(&p.mask.array, 0, 0, n / 200, n % 200, n / 200 == seer);
+        test_run(&p, KVC_PATH_FUSED);
+        test_compare_formula(&p);
+        test_problem_free(&p);
+    }
+}
+
 /* A batch padded on the left over memory that was never written. */
 static void attention__padding_may_hold_anything(void **state) {
     (void)state;
@@ -231,7 +265,8 @@ static void attention__padding_may_hold_anything(void **state) {
 }
 
 static void check_combination(int64_t group, int64_t queries, kvc_dtype dtype, uint64_t *seed) {
-    const int64_t variants = below(seed, 32);
+    const int64_t variants = below(seed, 64);
+    int64_t lengths[2];
     test_case c = {.batch = 1 + below(seed, 2),
                    .kv_heads = 1 + below(seed, 2),
                    .key_dim = 1 + below(seed, 33),
@@ -249,6 +284,8 @@ static void check_combination(int64_t group, int64_t queries, kvc_dtype dtype, u
     if (variants & 4) c.mask = random_mask(seed);
     if (variants & 8) c.sinks = (kvc_dtype)(KVC_F32 + below(seed, 3));
     if (variants & 16) c.slopes = (kvc_dtype)(KVC_F32 + below(seed, 3));
+    for (int b = 0; b < 2; b++) lengths[b] = below(seed, c.length + 1);
+    if (variants & 32) c.lengths = lengths;
     check(&c, seed);
 }
 
@@ -394,6 +431,7 @@ int main(void) {
         cmocka_unit_test(attention__halves_a_weight_with_each_position),
         cmocka_unit_test(attention__masks_broadcast_from_any_shape),
         cmocka_unit_test(attention__masks_hide_runs_of_any_length),
+        cmocka_unit_test(attention__masks_of_any_row_count),
         cmocka_unit_test(attention__padding_may_hold_anything),
         cmocka_unit_test(attention__combines_all_variants),
         cmocka_unit_test(attention__takes_the_largest_of_huge_scores),

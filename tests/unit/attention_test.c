@@ -71,6 +71,23 @@ static void fused__equals_the_reference_for_every_dim(void **state) {
     compare(&latent, &seed);
 }
 
+/* Whole units, halves of one and odd ends; odd counts of positions, tiles of 1, 2 and 4 rows. */
+static void fused__equals_the_reference_in_each_dtype_at_the_end_of_rows(void **state) {
+    (void)state;
+    static const int64_t dims[] = {1, 2, 15, 31, 33, 64, 80, 96, 112};
+    static const int64_t groups[] = {1, 2, 7};
+    static const int64_t lengths[] = {1, 18, 35};
+    uint64_t seed = test_seed(19);
+    for (size_t i = 0; i < 9 * 3 * 3 * 3; i++)
+        compare(&(test_case){.key_dim = dims[i % 9],
+                             .value_dim = dims[(i + i / 9) % 9],
+                             .q_heads = groups[i / 9 % 3],
+                             .kv_heads = 1,
+                             .length = lengths[i / 27 % 3],
+                             .kv_dtype = dtypes[i / 81]},
+                &seed);
+}
+
 static void fused__equals_the_reference_on_random_cases(void **state) {
     (void)state;
     uint64_t seed = test_seed(2);
@@ -106,6 +123,66 @@ static void fused__keeps_its_error_over_many_positions(void **state) {
     for (size_t i = 0; i < 3; i++) {
         const test_case c = {.key_dim = 32, .length = 65536, .kv_dtype = dtypes[i]};
         compare(&c, &seed);
+    }
+}
+
+/* The error of a kernel that rounds queries is that of giving it rounded ones. */
+static void fused__rounds_queries_to_bf16_or_not_at_all(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(18);
+    const test_case c = {.key_dim = 80,
+                         .q_heads = 4,
+                         .kv_heads = 1,
+                         .length = 50,
+                         .kv_dtype = KVC_BF16,
+                         .amplitude = 3};
+    test_problem p = test_problem_new(&c, &seed);
+    test_problem exact = p;
+    exact.q = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, 4, 1, 80);
+    exact.out = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, 4, 1, 80);
+    for (int64_t h = 0; h < 4; h++)
+        for (int64_t d = 0; d < 80; d++) {
+            const double x = test_get(&p.q.array, 0, h, 0, d), less = x * (1 - 0x1p-10);
+            test_set(&exact.q.array, 0, h, 0, d, test_rounds_to_bf16(KVC_BF16) ? less : x);
+        }
+    test_run(&p, KVC_PATH_FUSED);
+    test_run(&exact, KVC_PATH_FUSED);
+    assert_memory_equal(exact.out.memory, p.out.memory, kvc_array_nbytes(&p.out.array));
+    test_tensor_free(&exact.q);
+    test_tensor_free(&exact.out);
+    test_problem_free(&p);
+}
+
+/* The root mean square of the fused path's error, of values that average to nothing. */
+static double error_over(int64_t length, kvc_dtype dtype, uint64_t *seed) {
+    enum { DIM = 64, HEADS = 4 };
+    const test_case c = {
+        .key_dim = DIM, .q_heads = HEADS, .kv_heads = 1, .length = length, .kv_dtype = dtype};
+    test_problem p = test_problem_new(&c, seed);
+    double truth[HEADS][DIM], sum = 0;
+    for (int i = 0; i < PATHS; i++) {
+        test_run(&p, paths[i]);
+        for (int h = 0; h < HEADS; h++)
+            for (int d = 0; d < DIM; d++) {
+                const double x = test_get(&p.out.array, 0, h, 0, d);
+                if (paths[i] == KVC_PATH_REFERENCE) truth[h][d] = x;
+                else sum += (x - truth[h][d]) * (x - truth[h][d]);
+            }
+    }
+    test_problem_free(&p);
+    return sqrt(sum / (DIM * HEADS));
+}
+
+/* What weights lose in bf16 averages out; rounding in f32 stays what it is. */
+static void fused__errs_less_over_more_positions(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(17);
+    for (size_t i = 0; i < 3; i++) {
+        const double few = error_over(128, dtypes[i], &seed);
+        const double many = error_over(8192, dtypes[i], &seed);
+        print_message("%s: %.2g over 128 positions, %.2g over 8192\n", kvc_dtype_name(dtypes[i]),
+                      few, many);
+        assert_true(many < few / 3 || many < 1e-7);
     }
 }
 
@@ -181,16 +258,17 @@ static void attention__shows_nan_to_those_who_see_it(void **state) {
     uint64_t seed = test_seed(10);
     for (int in_v = 0; in_v < 2; in_v++)
         for (int64_t at = 15; at < LENGTH; at += 11)
-            for (int i = 0; i < PATHS; i++) {
+            for (int i = 0; i < PATHS * 3; i++) {
                 const test_case c = {.key_dim = 16,
                                      .q_heads = HEADS,
                                      .kv_heads = 2,
                                      .queries = QUERIES,
-                                     .length = LENGTH};
+                                     .length = LENGTH,
+                                     .kv_dtype = dtypes[i / PATHS]};
                 test_problem p = test_problem_new(&c, &seed);
                 const test_tensor *into = in_v ? &p.v : &p.k;
                 test_set(&into->array, 0, 1, at, 0, (double)NAN);
-                test_run(&p, paths[i]);
+                test_run(&p, paths[i % PATHS]);
                 for (int64_t h = 0; h < HEADS; h++)
                     for (int64_t row = 0; row < QUERIES; row++) {
                         const bool sees = h >= 2 && at <= LENGTH - QUERIES + row;
@@ -205,25 +283,26 @@ static void attention__lets_scores_of_minus_infinity_weigh_nothing(void **state)
     (void)state;
     uint64_t seed = test_seed(11);
     for (int64_t masked = 1; masked <= 80; masked += 13)
-        for (int i = 0; i < PATHS; i++) {
-            const test_case c = {.key_dim = 8, .length = 80};
+        for (int i = 0; i < PATHS * 3; i++) {
+            const test_case c = {
+                .key_dim = 8, .length = 80, .scale = 1, .kv_dtype = dtypes[i / PATHS]};
             test_problem p = test_problem_new(&c, &seed);
             for (int64_t d = 0; d < 8; d++) test_set(&p.q.array, 0, 0, 0, d, d == 0);
             for (int64_t j = 0; j < masked; j++) {
                 test_set(&p.k.array, 0, 0, j, 0, (double)-INFINITY);
-                test_set(&p.v.array, 0, 0, j, 0, 1e30);
+                test_set(&p.v.array, 0, 0, j, 0, 6e4);
             }
-            test_run(&p, paths[i]);
+            test_run(&p, paths[i % PATHS]);
             assert_true(fabs(test_get(&p.out.array, 0, 0, 0, 0)) < 1);
             test_problem_free(&p);
         }
-    for (int i = 0; i < PATHS; i++) { /* of all keys: as if nothing were seen */
-        const test_case c = {.key_dim = 1, .length = 40};
+    for (int i = 0; i < PATHS * 3; i++) { /* of all keys: as if nothing were seen */
+        const test_case c = {.key_dim = 1, .length = 40, .kv_dtype = dtypes[i / PATHS]};
         test_problem p = test_problem_new(&c, &seed);
         test_set(&p.q.array, 0, 0, 0, 0, 1);
         for (int64_t j = 0; j < 40; j++) test_set(&p.k.array, 0, 0, j, 0, (double)-INFINITY);
         test_set(&p.v.array, 0, 0, 7, 0, (double)INFINITY);
-        test_run(&p, paths[i]);
+        test_run(&p, paths[i % PATHS]);
         assert_true(test_get(&p.out.array, 0, 0, 0, 0) == 0);
         test_problem_free(&p);
     }
@@ -262,6 +341,23 @@ static void attention__does_not_overflow_at_the_largest_scores(void **state) {
             test_set(&p.k.array, 0, 0, j, 0, (double)FLT_MAX * (j == 37 ? 1 : j % 2 ? -1 : 0.5));
         test_run(&p, paths[i]);
         assert_true(test_get(&p.out.array, 0, 0, 0, 0) == test_get(&p.v.array, 0, 0, 37, 0));
+        test_problem_free(&p);
+    }
+}
+
+/* In f32 and bf16: f16 has no numbers so small. */
+static void attention__takes_the_largest_queries(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(13);
+    for (int i = 0; i < PATHS * 3; i++) {
+        const test_case c = {.key_dim = 8, .length = 50, .scale = 1, .kv_dtype = dtypes[i / PATHS]};
+        if (c.kv_dtype == KVC_F16) continue;
+        test_problem p = test_problem_new(&c, &seed);
+        for (int64_t d = 0; d < 8; d++) test_set(&p.q.array, 0, 0, 0, d, d ? 0 : (double)FLT_MAX);
+        for (int64_t j = 0; j < 50; j++)
+            test_set(&p.k.array, 0, 0, j, 0, (double)(j + 1) * 0x1p-120);
+        test_run(&p, paths[i % PATHS]);
+        assert_true(test_get(&p.out.array, 0, 0, 0, 0) == test_get(&p.v.array, 0, 0, 49, 0));
         test_problem_free(&p);
     }
 }
@@ -376,10 +472,13 @@ static void attention__gives_the_same_bits_on_every_run(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fused__equals_the_reference_for_every_dim),
+        cmocka_unit_test(fused__equals_the_reference_in_each_dtype_at_the_end_of_rows),
         cmocka_unit_test(fused__equals_the_reference_on_random_cases),
         cmocka_unit_test(fused__equals_the_reference_at_every_tail),
         cmocka_unit_test(fused__takes_rows_by_the_hundred),
         cmocka_unit_test(fused__keeps_its_error_over_many_positions),
+        cmocka_unit_test(fused__rounds_queries_to_bf16_or_not_at_all),
+        cmocka_unit_test(fused__errs_less_over_more_positions),
         cmocka_unit_test(fused__keeps_its_error_at_large_scores),
         cmocka_unit_test(attention__takes_one_key_for_the_answer),
         cmocka_unit_test(attention__aligns_the_causal_mask_to_the_last_key),
@@ -388,6 +487,7 @@ int main(void) {
         cmocka_unit_test(attention__lets_scores_of_minus_infinity_weigh_nothing),
         cmocka_unit_test(attention__forgets_what_a_later_score_outweighs),
         cmocka_unit_test(attention__does_not_overflow_at_the_largest_scores),
+        cmocka_unit_test(attention__takes_the_largest_queries),
         cmocka_unit_test(attention__writes_its_elements_and_nothing_else),
         cmocka_unit_test(reference__takes_any_strides),
         cmocka_unit_test(reference__is_what_the_formula_says),

@@ -5,7 +5,7 @@
 #include "attention/schedule.h"
 #include "support/support.h"
 
-enum { MOST_BATCH = 64 };
+enum { MOST_BATCH = 64, PART_ROWS = 64 };
 
 static int64_t below(uint64_t *seed, int64_t n) {
     return (int64_t)(test_random(seed) % (uint64_t)n);
@@ -25,7 +25,7 @@ static fixture divide(const kvc__job *job, int threads) {
     assert_ok(kvc__schedule_size(&f.schedule));
     f.scratch = aligned_alloc(64, (f.schedule.bytes + 63) / 64 * 64);
     assert_non_null(f.scratch);
-    f.division = kvc__divide(job, &f.schedule, f.scratch);
+    f.division = kvc__divide(job, &f.schedule, PART_ROWS, f.scratch);
     return f;
 }
 
@@ -36,7 +36,7 @@ static int64_t cost_of(const kvc__part *part) {
 /* A part's place among all: which rows, and where in their order of positions. */
 static int64_t rows_of(const fixture *f, const kvc__part *part) {
     return (part->sequence * f->job->kv_heads + part->kv_head) * f->division.row_blocks +
-           part->row / KVC__ROWS;
+           part->row / PART_ROWS;
 }
 
 /* All rows of every sequence and head, each with the positions that they see, once and in order of
@@ -67,8 +67,8 @@ static void check(const fixture *f) {
     }
     assert_int_equal(rows, job->batch * job->kv_heads * job->group * job->queries);
     for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = g % f->division.row_blocks * KVC__ROWS;
-        int64_t last = first + KVC__ROWS - 1;
+        const int64_t first = g % f->division.row_blocks * PART_ROWS;
+        int64_t last = first + PART_ROWS - 1;
         if (last >= job->group * job->queries) last = job->group * job->queries - 1;
         const kvc__range seen = kvc__reach(job, g / f->division.row_blocks / job->kv_heads,
                                            first / job->group, last / job->group);
@@ -184,6 +184,27 @@ static void schedule__hands_out_the_longest_first(void **state) {
     free(f.scratch);
 }
 
+static void schedule__begins_with_the_rows_that_see_most(void **state) {
+    (void)state;
+    const kvc__job job = {.batch = 1,
+                          .kv_heads = 2,
+                          .group = 2,
+                          .queries = 500,
+                          .length = 500,
+                          .window = INT64_MAX,
+                          .causal = true};
+    fixture f = divide(&job, 2);
+    int64_t before = INT64_MAX;
+    for (int64_t i = 0; i < f.division.parts; i++) {
+        const kvc__part part = kvc__division_part(&f.division, i);
+        if (i % f.division.row_blocks == 0) before = INT64_MAX; /* the next head */
+        assert_int_equal(part.kv_head, i / f.division.row_blocks);
+        assert_true(cost_of(&part) < before);
+        before = cost_of(&part);
+    }
+    free(f.scratch);
+}
+
 static void schedule__takes_lengths_that_no_memory_has(void **state) {
     (void)state;
     const int64_t lengths[3] = {INT64_MAX, 0, INT64_MAX - 1};
@@ -217,6 +238,7 @@ int main(void) {
         cmocka_unit_test(schedule__keeps_threads_busy_to_the_end),
         cmocka_unit_test(schedule__cuts_nothing_for_one_thread_or_enough_heads),
         cmocka_unit_test(schedule__hands_out_the_longest_first),
+        cmocka_unit_test(schedule__begins_with_the_rows_that_see_most),
         cmocka_unit_test(schedule__takes_lengths_that_no_memory_has),
         cmocka_unit_test(schedule__refuses_scratch_that_no_size_holds),
     };

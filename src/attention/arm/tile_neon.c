@@ -29,16 +29,16 @@ static inline vf v_swap(vf x, const int step) {
     return step == 2 ? vextq_f32(x, x, 2) : vrev64q_f32(x);
 }
 
-static inline vf v_load_f32(const void *from, int half) {
+static inline vf v_load_f32(const void *from, int64_t half) {
     return vld1q_f32((const float *)from + half * W);
 }
 
-static inline vf v_load_f16(const void *from, int half) {
+static inline vf v_load_f16(const void *from, int64_t half) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)from + half * W)));
 }
 
 /* A bf16 is the upper half of its f32. */
-static inline vf v_load_bf16(const void *from, int half) {
+static inline vf v_load_bf16(const void *from, int64_t half) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)from + half * W), 16));
 }
 

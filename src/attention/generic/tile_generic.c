@@ -31,13 +31,13 @@ static inline vf v_swap(vf x, const int step) {
     return step == 2 ? (vf){x[2], x[3], x[0], x[1]} : (vf){x[1], x[0], x[3], x[2]};
 }
 
-static inline vf v_load_f32(const void *from, int half) {
+static inline vf v_load_f32(const void *from, int64_t half) {
     return v_load((const float *)from + half * W);
 }
 
 /* A bf16 is the upper half of its f32: of a pair in one word, one is shifted there, the other
  * masked. Which of the two comes first in memory is found by order_of. */
-static inline vf v_load_bf16(const void *from, int half) {
+static inline vf v_load_bf16(const void *from, int64_t half) {
     typedef uint32_t words __attribute__((vector_size(16)));
     words pairs;
     memcpy(&pairs, from, sizeof pairs);

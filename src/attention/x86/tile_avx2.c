@@ -32,16 +32,16 @@ static inline vf v_swap(vf x, const int step) {
     return step == 2 ? _mm256_permute_ps(x, 0x4e) : _mm256_permute_ps(x, 0xb1);
 }
 
-static inline vf v_load_f32(const void *from, int half) {
+static inline vf v_load_f32(const void *from, int64_t half) {
     return _mm256_loadu_ps((const float *)from + half * W);
 }
 
-static inline vf v_load_f16(const void *from, int half) {
+static inline vf v_load_f16(const void *from, int64_t half) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from + half));
 }
 
 /* A bf16 is the upper half of its f32: the even elements shifted there, or the odd ones masked. */
-static inline vf v_load_bf16(const void *from, int half) {
+static inline vf v_load_bf16(const void *from, int64_t half) {
     const __m256i pairs = _mm256_loadu_si256(from);
     if (half == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));

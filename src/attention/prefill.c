@@ -1,0 +1,95 @@
+/* Many rows at once, by panels (panel.h). */
+#include "attention/adjust.h"
+#include "attention/work.h"
+
+/* How many positions' scores are computed between asking for as many of the next block. */
+enum { SLICE = 8, LINE_BYTES = 64 };
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* What the rows of a panel see of a block. */
+typedef enum extent { NOTHING, SOME, ALL } extent;
+
+/* As far as ranges tell. */
+static extent look(const kvc__work *w, int64_t first, int64_t rows, int64_t start, int64_t count) {
+    const kvc__range low = kvc__work_seen(w, first, start, count);
+    const kvc__range high = kvc__work_seen(w, first + rows - 1, start, count);
+    if (high.begin == 0 && low.end == count) return ALL;
+    return low.begin < high.end ? SOME : NOTHING;
+}
+
+/* Row by row: a bit a position. Lanes behind the last row see what that does.
+ * @param seen   [panel]
+ * @param count  of the block; becomes that up to the last position which any row sees */
+static extent look_closely(const kvc__work *w, int64_t first, int64_t rows, int64_t start,
+                           int64_t *count, uint64_t *seen) {
+    const uint64_t whole = kvc__bits((kvc__range){0, *count});
+    uint64_t all = whole, any = 0;
+    for (int64_t r = 0; r < rows; r++)
+        seen[r] = kvc__bits(kvc__work_seen(w, first + r, start, *count));
+    if (w->job->mask.data) kvc__work_keep(w, first, rows, start, *count, seen);
+    for (int64_t r = rows; r < w->panel; r++) seen[r] = seen[rows - 1];
+    for (int64_t r = 0; r < rows; r++) {
+        all &= seen[r];
+        any |= seen[r];
+    }
+    if (any == 0) return NOTHING;
+    *count = kvc__hull(any).end;
+    return all == whole ? ALL : SOME;
+}
+
+static void fetch(const char *row, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 0, 2);
+}
+
+/* The scores of a block, while the next one comes: where rows are few, to wait for memory would
+ * take about as long as all that is done with it. */
+static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const kvc__tile *rows,
+                            const kvc__block *k, int64_t next_start) {
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(w->job->k.dtype);
+    for (int64_t j = 0; j < k->count; j += SLICE) {
+        const kvc__block slice = {k->data + j * k->step_bytes, k->step_bytes,
+                                  smaller(SLICE, k->count - j), k->dim, NULL};
+        const int64_t next = next_start + j;
+        for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
+            fetch(w->first_key + i * w->key_step_bytes, w->job->key_dim * element_bytes);
+            fetch(w->first_value + i * w->value_step_bytes, w->job->value_dim * element_bytes);
+        }
+        panel->score(rows, &slice, w->scores + j * w->panel);
+    }
+}
+
+static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
+    bool is_read = false; /* a block that no row sees never is */
+    kvc__block k, v;
+    for (int64_t first = 0; first < w->part.rows; first += w->panel) {
+        const int64_t rows = smaller(w->panel, w->part.rows - first);
+        const kvc__panel *panel = &w->ops->panels[(rows - 1) / w->ops->lanes];
+        kvc__tile tile = kvc__work_tile(w, first);
+        uint64_t seen[KVC__PANEL_MOST];
+        float factor[KVC__PANEL_MOST];
+        int64_t own = count;
+        extent what = look(w, first, rows, start, count);
+        if (what == SOME || (what == ALL && w->job->mask.data))
+            what = look_closely(w, first, rows, start, &own, seen);
+        if (what == NOTHING) continue;
+        if (!is_read) {
+            k = kvc__work_keys(w, start, count);
+            v = kvc__work_values(w, start, count);
+        }
+        k.count = own;
+        if (is_read) panel->score(&tile, &k, w->scores);
+        else score_and_fetch(w, panel, &tile, &k, start + count);
+        is_read = true;
+        if (w->adjusts) kvc__work_adjust(w, first, rows, w->panel, start, own);
+        panel->soften(&tile, what == SOME ? seen : NULL, own, w->scores, factor);
+        panel->weigh(&tile, &v, what == SOME ? seen : NULL, w->scores, factor);
+    }
+}
+
+void kvc__prefill(const kvc__work *w) {
+    for (int64_t start = w->part.begin; start < w->part.end; start += w->block)
+        attend_block(w, start, smaller(w->block, w->part.end - start));
+}

@@ -1,0 +1,82 @@
+/** @file
+ * A part of a run at work: fused.c begins and ends its rows and has tiles take in its positions;
+ * prefill.c has panels do that. */
+#ifndef KVC_ATTENTION_WORK_H
+#define KVC_ATTENTION_WORK_H
+
+#include "attention/kernel.h"
+#include "attention/ops.h"
+#include "attention/schedule.h"
+
+/** Row r of a kv head is query r / group of head r % group, so that what a row sees never shrinks
+ * from one to the next. Pointers are to scratch. */
+typedef struct kvc__work {
+    const kvc__job *job;
+    const kvc__ops *ops;
+    kvc__part part;
+    kvc__range common;                   /**< positions that every row sees, if any */
+    const char *first_key, *first_value; /**< of the sequence and head */
+    int64_t key_step_bytes, value_step_bytes;
+    int64_t panel;                  /**< rows side by side in q and sums: of a panel; 1: tiles */
+    int64_t most;                   /**< rows that there is room for, in whole panels */
+    int64_t key_width, value_width; /**< dims rounded up to whole units, the rest zeros */
+    bool adjusts;                   /**< scores are not taken as they are */
+    bool direct;                    /**< tiles read K and V where they lie; else a copy in f32 */
+    int64_t block;                  /**< positions taken in together, KVC__BLOCK at most */
+    float *scores;                  /**< of a block, for a tile or panel */
+    float *q;                       /**< [most / panel][key_width][panel], scaled */
+    float *keys, *values;           /**< [KVC__BLOCK][width + KVC__WORK_PAD], unless direct */
+    float *sums;                    /**< [most / panel][value_width][panel], Σ p v */
+    float *max, *total;             /**< [most], largest score so far and Σ p */
+} kvc__work;
+
+/** Floats between the rows of a copy: a line, which spreads a column over the sets of a cache. */
+#define KVC__WORK_PAD 16
+
+/** Returns the query head and the query of a row. */
+static inline int64_t kvc__work_head(const kvc__work *w, int64_t row) {
+    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
+}
+
+static inline int64_t kvc__work_query(const kvc__work *w, int64_t row) {
+    return (w->part.row + row) / w->job->group;
+}
+
+/** Returns what a row sees of a block, but for masks. */
+static inline kvc__range kvc__work_seen(const kvc__work *w, int64_t row, int64_t start,
+                                        int64_t count) {
+    const kvc__range all = kvc__seen(w->job, w->part.sequence, kvc__work_query(w, row));
+    const int64_t begin = all.begin - start, end = all.end - start;
+    const int64_t own_end = end < 0 ? 0 : end < count ? end : count;
+    return (kvc__range){begin < 0 ? 0 : begin < own_end ? begin : own_end, own_end};
+}
+
+/** Returns rows `first` and on as tiles and panels know them. */
+static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
+    return (kvc__tile){w->q + first * w->key_width,
+                       w->sums + first * w->value_width,
+                       w->max + first,
+                       w->total + first,
+                       w->key_width,
+                       w->value_width,
+                       w->job->scale};
+}
+
+/** Return positions of keys and values as tiles and panels read them: where they lie, or copied. */
+kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count);
+kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
+
+/** Makes of the scores of rows what the job makes of them.
+ * @param stride  from a position's scores to the next's */
+void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t stride,
+                      int64_t start, int64_t count);
+
+/** Tells what the mask keeps of what rows see: a bit a position.
+ * @param kept  [rows], what they see */
+void kvc__work_keep(const kvc__work *w, int64_t first, int64_t rows, int64_t start, int64_t count,
+                    uint64_t *kept);
+
+/** Has panels take in the positions of a part. */
+void kvc__prefill(const kvc__work *w);
+
+#endif
