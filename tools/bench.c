@@ -11,6 +11,7 @@ static const cli_command commands[] = {
      kvc_tool_bench_append},
     {"attend", "attend over long caches: decoding, verification, prefill", kvc_tool_bench_attend},
     {"pool", "take buffers from the pool, and from the driver", kvc_tool_bench_pool},
+    {"prefix", "find, insert and evict blocks of a prefix tree", kvc_tool_bench_prefix},
 };
 
 int kvc_tool_bench(int argc, char **argv) {

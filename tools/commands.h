@@ -11,5 +11,6 @@ int kvc_tool_generate(int argc, char **argv);
 int kvc_tool_bench_append(int argc, char **argv);
 int kvc_tool_bench_attend(int argc, char **argv);
 int kvc_tool_bench_pool(int argc, char **argv);
+int kvc_tool_bench_prefix(int argc, char **argv);
 
 #endif

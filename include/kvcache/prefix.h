@@ -21,6 +21,9 @@
  * A pool of blocks has one tree at most; namespaces keep tenants apart. What differs in layers or
  * dtype has another pool, hence another tree; what differs in weights has another namespace.
  *
+ * Nodes and their table lie in host memory of the cpu device, in pieces of 2 MiB for huge pages;
+ * names of namespaces come from the allocator of small objects.
+ *
  * All calls are thread-safe; the tree shares the lock of its pool of blocks.
  * @source SGLang's RadixAttention (a tree of tokens, evicted leaf by leaf), vLLM's prefix caching
  *         (a block is known by its parent and its tokens). vLLM trusts the hash; here it does not

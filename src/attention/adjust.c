@@ -48,7 +48,7 @@ static const float *load_bias(float own[PIECE], const kvc__job *job, int64_t b, 
 
 void kvc__adjust(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_t first,
                  int64_t count, float *s, int64_t stride) {
-    float own[PIECE];
+    float own[PIECE] = {0};
     for (int64_t at = 0; at < count; at += PIECE) {
         const int64_t n = smaller(count - at, PIECE);
         const float *bias = load_bias(own, job, b, head, i, first + at, n);

@@ -1,4 +1,5 @@
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/error.h"
 #include "cache/blocks.h"
 
@@ -105,6 +106,7 @@ static kvc_status add_slab(kvc_blocks *blocks) {
                          (unsigned long long)blocks->desc.limit_bytes);
     if (!blocks->retired) KVC_TRY(make_slab(blocks));
     kvc__slab *slab = blocks->retired;
+    KVC_ASSERT(slab);
     unlink_slab(slab);
     blocks->coming++;
     (void)pthread_mutex_unlock(&blocks->lock);
@@ -140,6 +142,7 @@ static kvc_status make_free(kvc_blocks *blocks, int64_t n) {
 
 static int32_t take_one(kvc_blocks *blocks) {
     kvc__slab *slab = blocks->open ? blocks->open : blocks->empty;
+    KVC_ASSERT(slab);
     const int32_t place = slab->first_free;
     kvc__block *block = &slab->blocks[place];
     slab->first_free = block->next_free;

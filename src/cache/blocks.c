@@ -104,7 +104,7 @@ static kvc_status init(kvc_blocks *blocks) {
     blocks->desc.specs = blocks->specs;
     blocks->desc.spec_count = blocks->desc.layers;
     KVC_TRY(divide(blocks));
-    KVC_TRY(kvc__calloc(&memory, (size_t)blocks->most_slabs, sizeof *blocks->slabs, "slabs"));
+    KVC_TRY(kvc__calloc(&memory, (size_t)blocks->most_slabs, sizeof(void *), "slabs"));
     blocks->slabs = memory;
     KVC_TRY(kvc__calloc(&memory, (size_t)blocks->most_slabs, sizeof *blocks->bases, "slabs"));
     blocks->bases = memory;
@@ -136,7 +136,7 @@ kvc_status kvc_blocks_new(kvc_blocks **out, kvc_pool *pool, const kvc_blocks_des
 static void destroy(kvc_blocks *blocks) {
     kvc__blocks_free_slabs(blocks);
     kvc__free(blocks->bases, (size_t)blocks->most_slabs, sizeof *blocks->bases);
-    kvc__free(blocks->slabs, (size_t)blocks->most_slabs, sizeof *blocks->slabs);
+    kvc__free(blocks->slabs, (size_t)blocks->most_slabs, sizeof(void *));
     kvc__free(blocks->layers, (size_t)blocks->desc.layers, sizeof *blocks->layers);
     kvc__free(blocks->specs, (size_t)blocks->desc.layers, sizeof *blocks->specs);
     (void)pthread_cond_destroy(&blocks->arrival);

@@ -41,9 +41,7 @@ kvc_status kvc_prefix_new(kvc_prefix **out, kvc_blocks *blocks) {
     tree->blocks = blocks;
     tree->positions = blocks->desc.positions;
     tree->seed = kvc__now_ns() * 0x9e3779b97f4a7c15u ^ (uint64_t)(uintptr_t)tree;
-    const size_t node_bytes = sizeof(kvc__prefix_node) + (size_t)tree->positions * sizeof(int32_t);
-    tree->node_bytes = (node_bytes + sizeof(void *) - 1) & ~(sizeof(void *) - 1);
-    tree->first_spare = -1;
+    kvc__prefix_table_init(tree);
     tree->limit_blocks = INT64_MAX;
     tree->limit_bytes = UINT64_MAX;
     for (int i = 0; i < KVC_PREFIX_PRIORITIES; i++) tree->idle[i] = (kvc__prefix_list){-1, -1};
@@ -177,10 +175,9 @@ static kvc_status mark_pending(const kvc_prefix *tree, const int32_t *ids, int64
 /* Stores a block below a node, held by the caller who gave it. */
 static int32_t store(kvc_prefix *tree, int32_t parent, const int32_t *tokens, int32_t id,
                      uint8_t priority) {
-    const int32_t index = kvc__prefix_add(tree, parent, tokens);
+    const int32_t index = kvc__prefix_add(tree, parent, tokens, id);
     kvc__prefix_node *node = kvc__prefix_at(tree, index);
     kvc__block *block = kvc__blocks_find(tree->blocks, id);
-    node->block = id;
     node->priority = priority;
     node->lent = true;
     node->holds = 1;

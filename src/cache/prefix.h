@@ -16,7 +16,10 @@
  * pins, and children that are held themselves. So a node with no holds has an idle subtree. The
  * idle ones are listed, newest last. A child is idle before its parent can be, and a use of the
  * child is one of the parent too: so the oldest of a list has no children there, and as no child
- * has a higher priority, none at all. Eviction takes it, whatever the tree looks like. */
+ * has a higher priority, none at all. Eviction takes it, whatever the tree looks like.
+ *
+ * A node that comes to be held stays in its list until eviction meets it or it is idle again: a
+ * match then does not touch its neighbours, which lie anywhere. */
 typedef struct kvc__prefix_node {
     uint32_t hash;
     int32_t parent; /* -1: a root. Of a node that is free: the next free one */
@@ -25,9 +28,10 @@ typedef struct kvc__prefix_node {
     int32_t children;
     int32_t holds;
     int32_t pins;
-    int32_t newer, older; /* in the list of its priority, while it is idle */
+    int32_t newer, older; /* while it is listed */
     uint8_t priority;
-    bool lent; /* callers hold the block */
+    bool listed; /* in the list of its priority: all that are idle, and some that were */
+    bool lent;   /* callers hold the block */
 } kvc__prefix_node;
 
 /** The name of a root: its fields, each with its length before it. */
@@ -39,23 +43,25 @@ typedef struct kvc__prefix_name {
 /** A place of the table. */
 typedef struct kvc__prefix_slot {
     uint32_t hash;
-    int32_t node; /* one more than the node; 0: free */
+    int32_t node;  /* one more than the node; 0: free */
+    int32_t block; /* of the node: so that its references are on their way while tokens compare */
 } kvc__prefix_slot;
 
-/** Idle nodes of one priority; -1 each when there are none. */
+/** Listed nodes of one priority; -1 each when there are none. */
 typedef struct kvc__prefix_list {
     int32_t oldest, newest;
 } kvc__prefix_list;
-
-enum { KVC__PREFIX_SEGMENT = 256 }; /* nodes */
 
 struct kvc_prefix {
     kvc_blocks *blocks; /* held */
     int64_t positions;  /* of a block */
     uint64_t seed;      /* of the hashes: unknown outside, so that nobody can make them collide */
 
-    char **segments; /* [segment_room] of KVC__PREFIX_SEGMENT nodes each, which never move */
+    const kvc_device *host; /* where nodes and table lie: on huge pages, as each step of a walk
+                               leads to another page */
+    char **segments;        /* [segment_room] of 2^segment_shift nodes each, which never move */
     size_t node_bytes, segment_room;
+    int segment_shift;
     int32_t made, spare, first_spare; /* nodes in segments, of these free, the first of those */
 
     kvc__prefix_slot *slots; /* [slot_room], a power of two, half of it free */
@@ -71,8 +77,9 @@ struct kvc_prefix {
 };
 
 static inline kvc__prefix_node *kvc__prefix_at(const kvc_prefix *tree, int32_t node) {
-    return (kvc__prefix_node *)(void *)(tree->segments[node / KVC__PREFIX_SEGMENT] +
-                                        (size_t)(node % KVC__PREFIX_SEGMENT) * tree->node_bytes);
+    const int32_t place = node & (((int32_t)1 << tree->segment_shift) - 1);
+    return (kvc__prefix_node *)(void *)(tree->segments[node >> tree->segment_shift] +
+                                        (size_t)place * tree->node_bytes);
 }
 
 static inline int32_t *kvc__prefix_tokens(kvc__prefix_node *node) {
@@ -84,6 +91,9 @@ static inline kvc__prefix_name *kvc__prefix_name_of(kvc__prefix_node *root) {
 }
 
 /* prefix_table.c */
+
+/** Lays out nodes for tree->positions; takes no memory yet. */
+void kvc__prefix_table_init(kvc_prefix *tree);
 
 /** The hash of a block's tokens below a parent. */
 uint32_t kvc__prefix_hash(const kvc_prefix *tree, int32_t parent, const int32_t *tokens);
@@ -100,14 +110,14 @@ kvc_status kvc__prefix_reserve(kvc_prefix *tree, int64_t n);
 
 /** Makes the node of a block; there is memory for it. Not held, not listed, the parent untouched.
  */
-int32_t kvc__prefix_add(kvc_prefix *tree, int32_t parent, const int32_t *tokens);
+int32_t kvc__prefix_add(kvc_prefix *tree, int32_t parent, const int32_t *tokens, int32_t block);
 
 /** Makes the root of a namespace; there is memory for the node.
  * @errors KVC_E_NOMEM, KVC_E_RANGE for its name. Nothing changed. */
 kvc_status kvc__prefix_add_root(kvc_prefix *tree, const kvc_prefix_namespace *space, int32_t *out);
 
 /** Takes a node out of the table and keeps its memory for another. */
-void kvc__prefix_remove(kvc_prefix *tree, int32_t node);
+void kvc__prefix_remove(kvc_prefix *tree, int32_t index);
 
 /** Frees all memory of nodes and table. */
 void kvc__prefix_table_deinit(kvc_prefix *tree);
@@ -115,21 +125,22 @@ void kvc__prefix_table_deinit(kvc_prefix *tree);
 /* prefix_tree.c */
 
 /** Adds a hold to a node; those before it are held by it. O(nodes that were idle). */
-void kvc__prefix_hold(kvc_prefix *tree, int32_t node);
+void kvc__prefix_hold(kvc_prefix *tree, int32_t index);
 
 /** Drops a hold. What is idle by that becomes the newest, children first. */
-void kvc__prefix_drop(kvc_prefix *tree, int32_t node);
+void kvc__prefix_drop(kvc_prefix *tree, int32_t index);
 
-/** Gives a node at least this priority; it must be held. */
-void kvc__prefix_raise(kvc_prefix *tree, int32_t node, uint8_t priority);
+/** Gives a node, and so those before it, at least this priority; it must be held. */
+void kvc__prefix_raise(kvc_prefix *tree, int32_t index, uint8_t priority);
 
 /** Sends an event about a node. */
-void kvc__prefix_tell(const kvc_prefix *tree, kvc_prefix_event_kind kind, int32_t node);
+void kvc__prefix_tell(const kvc_prefix *tree, kvc_prefix_event_kind kind, int32_t index);
 
 /** Takes a root out if it has lost its last child. */
 void kvc__prefix_remove_root(kvc_prefix *tree, int32_t root);
 
-/** Evicts the oldest idle node of the lowest priority; false when none is idle. O(1). */
+/** Evicts the oldest idle node of the lowest priority; false when none is idle. O(1) amortized:
+ * what matches left in the lists is taken off here. */
 bool kvc__prefix_evict_one(kvc_prefix *tree);
 
 /** Evicts until `more` blocks fit under the limit, as far as blocks are idle. */

@@ -17,6 +17,7 @@ static kvc_status check_slot(const kvc_prefix *tree, size_t slot) {
     if (index < 0 || index >= tree->made) return corrupt(index, "a slot has no such node");
     kvc__prefix_node *node = kvc__prefix_at(tree, index);
     if (node->hash != tree->slots[slot].hash) return corrupt(index, "its slot has another hash");
+    if (node->block != tree->slots[slot].block) return corrupt(index, "its slot has another block");
     if (node->parent < 0) return KVC_OK; /* compared by name: kvc__prefix_find cannot */
     if (kvc__prefix_find(tree, node->parent, kvc__prefix_tokens(node)) != index)
         return corrupt(index, "is not found by its tokens");
@@ -52,15 +53,18 @@ static kvc_status check_counts(const kvc_prefix *tree, int32_t index, const kvc_
     return KVC_OK;
 }
 
-/* The lists have every idle node once, children before their parents. */
+/* The lists have every idle node once, among some that are held, and none twice. */
 static kvc_status check_lists(const kvc_prefix *tree, int64_t idle) {
-    int64_t listed = 0;
+    int64_t listed = 0, held = 0;
     for (int i = 0; i < KVC_PREFIX_PRIORITIES; i++) {
         int32_t older = -1;
         for (int32_t n = tree->idle[i].oldest; n >= 0; n = kvc__prefix_at(tree, n)->newer) {
             const kvc__prefix_node *node = kvc__prefix_at(tree, n);
-            if (node->holds || node->priority != i || node->older != older || listed++ > idle)
-                return corrupt(n, "is in a list of idle nodes in which it should not be");
+            if (!node->listed || node->priority != i || node->older != older ||
+                listed + held > tree->stored)
+                return corrupt(n, "is in a list in which it should not be");
+            listed += node->holds == 0;
+            held += node->holds > 0;
             older = n;
         }
         if (tree->idle[i].newest != older) return corrupt(older, "a list does not end with it");
@@ -117,11 +121,19 @@ static kvc_status check_limit(const kvc_prefix *tree) {
                      (long long)tree->stored, (long long)tree->limit_blocks);
 }
 
+/* Room for every node that is in use, and for one at least. */
+static size_t count_nodes(const kvc_prefix *tree) {
+    int32_t last = 1;
+    for (size_t i = 0; i < tree->slot_room; i++)
+        if (tree->slots[i].node > last) last = tree->slots[i].node;
+    return (size_t)(last < tree->made ? last : tree->made) + 1;
+}
+
 kvc_status kvc__prefix_check_all(const kvc_prefix *tree) {
     void *sums;
     if (tree->blocks->tree.tree != tree)
         return kvc__fail(KVC_E_CORRUPT, "prefix: its blocks have another tree");
-    const size_t count = (size_t)tree->made + 1; /* an empty tree has sums to allocate too */
+    const size_t count = count_nodes(tree);
     KVC_TRY(kvc__calloc(&sums, count, sizeof(kvc__prefix_sum), "prefix check"));
     kvc_status status = check_table(tree, sums);
     if (status == KVC_OK) status = check_marks(tree);

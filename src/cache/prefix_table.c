@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "cache/prefix.h"
 
-enum { FIRST_SLOTS = 64 };
+enum { FIRST_SLOTS = 64, SEGMENT_BYTES = 2 << 20 /* a huge page */ };
 
 __extension__ typedef unsigned __int128 uint128;
 
@@ -40,6 +40,14 @@ static uint32_t fold(uint64_t h) {
     return (uint32_t)(h ^ h >> 32);
 }
 
+void kvc__prefix_table_init(kvc_prefix *tree) {
+    const size_t bytes = sizeof(kvc__prefix_node) + (size_t)tree->positions * sizeof(int32_t);
+    tree->host = kvc_device_cpu();
+    tree->node_bytes = (bytes + KVC_ALIGNMENT_BYTES - 1) & ~(size_t)(KVC_ALIGNMENT_BYTES - 1);
+    while (tree->node_bytes << (tree->segment_shift + 1) <= SEGMENT_BYTES) tree->segment_shift++;
+    tree->first_spare = -1;
+}
+
 static size_t tokens_bytes(const kvc_prefix *tree) {
     return (size_t)tree->positions * sizeof(int32_t);
 }
@@ -54,6 +62,7 @@ int32_t kvc__prefix_find(const kvc_prefix *tree, int32_t parent, const int32_t *
     const size_t mask = tree->slot_room - 1;
     for (size_t i = hash & mask; tree->slots[i].node; i = (i + 1) & mask) {
         if (tree->slots[i].hash != hash) continue;
+        __builtin_prefetch(kvc__blocks_find(tree->blocks, tree->slots[i].block), 1);
         kvc__prefix_node *node = kvc__prefix_at(tree, tree->slots[i].node - 1);
         if (node->parent == parent &&
             memcmp(kvc__prefix_tokens(node), tokens, tokens_bytes(tree)) == 0)
@@ -116,6 +125,20 @@ static void put(kvc__prefix_slot *slots, size_t room, kvc__prefix_slot slot) {
     slots[i] = slot;
 }
 
+static kvc_status allocate(const kvc_prefix *tree, void **out, size_t count, size_t bytes) {
+    size_t total;
+    *out = NULL;
+    if (!kvc__mul(&total, count, bytes))
+        return kvc__fail(KVC_E_RANGE, "prefix: %zu of %zu bytes is more than a size can hold",
+                         count, bytes);
+    if (tree->host->allocate(tree->host->context, out, total) == KVC_OK) return KVC_OK;
+    return kvc__fail(KVC_E_NOMEM, "prefix: no memory for %zu bytes of its index", total);
+}
+
+static void deallocate(const kvc_prefix *tree, void *memory, size_t bytes) {
+    if (memory) tree->host->deallocate(tree->host->context, memory, bytes);
+}
+
 static kvc_status grow_table(kvc_prefix *tree, size_t wanted) {
     size_t room = tree->slot_room ? tree->slot_room : FIRST_SLOTS;
     void *slots;
@@ -124,10 +147,11 @@ static kvc_status grow_table(kvc_prefix *tree, size_t wanted) {
             return kvc__fail(KVC_E_RANGE, "prefix: %zu blocks are more than a table can hold",
                              wanted);
     if (room == tree->slot_room) return KVC_OK;
-    KVC_TRY(kvc__calloc(&slots, room, sizeof *tree->slots, "prefix table"));
+    KVC_TRY(allocate(tree, &slots, room, sizeof *tree->slots));
+    memset(slots, 0, room * sizeof *tree->slots);
     for (size_t i = 0; i < tree->slot_room; i++)
         if (tree->slots[i].node) put(slots, room, tree->slots[i]);
-    kvc__free(tree->slots, tree->slot_room, sizeof *tree->slots);
+    deallocate(tree, tree->slots, tree->slot_room * sizeof *tree->slots);
     tree->slots = slots;
     tree->slot_room = room;
     return KVC_OK;
@@ -152,15 +176,16 @@ static void spare(kvc_prefix *tree, int32_t node) {
 }
 
 static kvc_status grow_nodes(kvc_prefix *tree) {
-    const size_t index = (size_t)tree->made / KVC__PREFIX_SEGMENT;
+    const int32_t count = (int32_t)1 << tree->segment_shift;
+    const size_t index = (size_t)tree->made >> tree->segment_shift;
     void *segment;
-    if (tree->made > INT32_MAX - KVC__PREFIX_SEGMENT)
+    if (tree->made > INT32_MAX - count)
         return kvc__fail(KVC_E_RANGE, "prefix: %d blocks are the most", tree->made);
     if (index == tree->segment_room) KVC_TRY(grow_segment_table(tree));
-    KVC_TRY(kvc__calloc(&segment, KVC__PREFIX_SEGMENT, tree->node_bytes, "prefix nodes"));
+    KVC_TRY(allocate(tree, &segment, (size_t)count, tree->node_bytes));
     tree->segments[index] = segment;
-    tree->made += KVC__PREFIX_SEGMENT;
-    for (int32_t i = 1; i <= KVC__PREFIX_SEGMENT; i++) spare(tree, tree->made - i);
+    tree->made += count;
+    for (int32_t i = 1; i <= count; i++) spare(tree, tree->made - i);
     return KVC_OK;
 }
 
@@ -169,20 +194,20 @@ kvc_status kvc__prefix_reserve(kvc_prefix *tree, int64_t n) {
     return grow_table(tree, tree->slots_used + (size_t)n);
 }
 
-static int32_t add(kvc_prefix *tree, int32_t parent, uint32_t hash) {
+static int32_t add(kvc_prefix *tree, int32_t parent, uint32_t hash, int32_t block) {
     const int32_t index = tree->first_spare;
     kvc__prefix_node *node = kvc__prefix_at(tree, index);
     tree->first_spare = node->parent;
     tree->spare--;
-    *node =
-        (kvc__prefix_node){.hash = hash, .parent = parent, .block = -1, .newer = -1, .older = -1};
-    put(tree->slots, tree->slot_room, (kvc__prefix_slot){hash, index + 1});
+    *node = (kvc__prefix_node){
+        .hash = hash, .parent = parent, .block = block, .newer = -1, .older = -1};
+    put(tree->slots, tree->slot_room, (kvc__prefix_slot){hash, index + 1, block});
     tree->slots_used++;
     return index;
 }
 
-int32_t kvc__prefix_add(kvc_prefix *tree, int32_t parent, const int32_t *tokens) {
-    const int32_t index = add(tree, parent, kvc__prefix_hash(tree, parent, tokens));
+int32_t kvc__prefix_add(kvc_prefix *tree, int32_t parent, const int32_t *tokens, int32_t block) {
+    const int32_t index = add(tree, parent, kvc__prefix_hash(tree, parent, tokens), block);
     kvc__prefix_node *node = kvc__prefix_at(tree, index);
     node->depth = kvc__prefix_at(tree, parent)->depth + 1;
     memcpy(kvc__prefix_tokens(node), tokens, tokens_bytes(tree));
@@ -205,7 +230,7 @@ kvc_status kvc__prefix_add_root(kvc_prefix *tree, const kvc_prefix_namespace *sp
         if (fields[i].size_bytes) memcpy(at, fields[i].data, fields[i].size_bytes);
         at += fields[i].size_bytes;
     }
-    *out = add(tree, -1, hash_name(tree, fields));
+    *out = add(tree, -1, hash_name(tree, fields), KVC_BLOCK_NONE);
     *kvc__prefix_name_of(kvc__prefix_at(tree, *out)) = (kvc__prefix_name){bytes, size};
     tree->name_bytes += size;
     tree->roots++;
@@ -241,8 +266,8 @@ void kvc__prefix_remove(kvc_prefix *tree, int32_t index) {
 }
 
 void kvc__prefix_table_deinit(kvc_prefix *tree) {
-    for (int32_t i = 0; i < tree->made / KVC__PREFIX_SEGMENT; i++)
-        kvc__free(tree->segments[i], KVC__PREFIX_SEGMENT, tree->node_bytes);
+    for (int32_t i = 0; i < tree->made >> tree->segment_shift; i++)
+        deallocate(tree, tree->segments[i], tree->node_bytes << tree->segment_shift);
     kvc__free(tree->segments, tree->segment_room, sizeof *tree->segments);
-    kvc__free(tree->slots, tree->slot_room, sizeof *tree->slots);
+    deallocate(tree, tree->slots, tree->slot_room * sizeof *tree->slots);
 }

@@ -2,29 +2,30 @@
 
 static void list(kvc_prefix *tree, int32_t index) {
     kvc__prefix_node *node = kvc__prefix_at(tree, index);
-    kvc__prefix_list *idle = &tree->idle[node->priority];
-    node->older = idle->newest;
+    kvc__prefix_list *list = &tree->idle[node->priority];
+    node->older = list->newest;
     node->newer = -1;
-    if (idle->newest >= 0) kvc__prefix_at(tree, idle->newest)->newer = index;
-    else idle->oldest = index;
-    idle->newest = index;
-    tree->blocks->tree.idle_blocks++;
+    if (list->newest >= 0) kvc__prefix_at(tree, list->newest)->newer = index;
+    else list->oldest = index;
+    list->newest = index;
+    node->listed = true;
 }
 
-static void unlist(kvc_prefix *tree, const kvc__prefix_node *node) {
-    kvc__prefix_list *idle = &tree->idle[node->priority];
+static void unlist(kvc_prefix *tree, kvc__prefix_node *node) {
+    kvc__prefix_list *list = &tree->idle[node->priority];
+    if (!node->listed) return;
     if (node->older >= 0) kvc__prefix_at(tree, node->older)->newer = node->newer;
-    else idle->oldest = node->newer;
+    else list->oldest = node->newer;
     if (node->newer >= 0) kvc__prefix_at(tree, node->newer)->older = node->older;
-    else idle->newest = node->older;
-    tree->blocks->tree.idle_blocks--;
+    else list->newest = node->older;
+    node->listed = false;
 }
 
 void kvc__prefix_hold(kvc_prefix *tree, int32_t index) {
     while (index >= 0) {
         kvc__prefix_node *node = kvc__prefix_at(tree, index);
         if (node->holds++ > 0) return;
-        if (node->block >= 0) unlist(tree, node);
+        if (node->block >= 0) tree->blocks->tree.idle_blocks--;
         index = node->parent;
     }
 }
@@ -33,7 +34,11 @@ void kvc__prefix_drop(kvc_prefix *tree, int32_t index) {
     while (index >= 0) {
         kvc__prefix_node *node = kvc__prefix_at(tree, index);
         if (--node->holds > 0) return;
-        if (node->block >= 0) list(tree, index);
+        if (node->block >= 0) {
+            tree->blocks->tree.idle_blocks++;
+            unlist(tree, node);
+            list(tree, index);
+        }
         index = node->parent;
     }
 }
@@ -42,6 +47,7 @@ void kvc__prefix_raise(kvc_prefix *tree, int32_t index, uint8_t priority) {
     for (; index >= 0; index = kvc__prefix_at(tree, index)->parent) {
         kvc__prefix_node *node = kvc__prefix_at(tree, index);
         if (node->priority >= priority) return; /* and so have those before it */
+        unlist(tree, node);
         node->priority = priority;
     }
 }
@@ -64,9 +70,10 @@ void kvc__prefix_remove_root(kvc_prefix *tree, int32_t root) {
 
 /* Takes an idle node without children out. */
 static void evict(kvc_prefix *tree, int32_t index) {
-    const kvc__prefix_node *node = kvc__prefix_at(tree, index);
+    kvc__prefix_node *node = kvc__prefix_at(tree, index);
     const int32_t block = node->block, parent = node->parent;
     unlist(tree, node);
+    tree->blocks->tree.idle_blocks--;
     tree->stored--;
     tree->stats.evicted++;
     kvc__prefix_tell(tree, KVC_PREFIX_EVICTED, index);
@@ -77,10 +84,18 @@ static void evict(kvc_prefix *tree, int32_t index) {
     if (kvc__prefix_at(tree, parent)->parent < 0) kvc__prefix_remove_root(tree, parent);
 }
 
+/* The oldest idle node of a list; takes off the list what is held before it. */
+static int32_t find_idle(kvc_prefix *tree, const kvc__prefix_list *list) {
+    while (list->oldest >= 0 && kvc__prefix_at(tree, list->oldest)->holds > 0)
+        unlist(tree, kvc__prefix_at(tree, list->oldest));
+    return list->oldest;
+}
+
 bool kvc__prefix_evict_one(kvc_prefix *tree) {
     for (int i = 0; i < KVC_PREFIX_PRIORITIES; i++) {
-        if (tree->idle[i].oldest < 0) continue;
-        evict(tree, tree->idle[i].oldest);
+        const int32_t index = find_idle(tree, &tree->idle[i]);
+        if (index < 0) continue;
+        evict(tree, index);
         return true;
     }
     return false;

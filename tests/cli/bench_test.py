@@ -1,4 +1,4 @@
-"""`kvcache bench attend` and `kvcache bench pool`.
+"""`kvcache bench attend`, `kvcache bench pool` and `kvcache bench prefix`.
 
     bench_test.py PROGRAM
 """
@@ -173,6 +173,45 @@ class Pool(ProgramTest):
                               ("--buffers", "1025")]:
             self.assert_refused(2, "bench pool", [option, given], f"{option}: '{given}' given")
         self.assert_refused(1, "bench pool", ["--sizes", 1 << 40], "needs", "reduce --sizes")
+
+
+class Prefix(ProgramTest):
+    def test_json_has_a_row_for_each_size_and_a_slope(self):
+        result = self.parsed("bench", "prefix", "--blocks", "2000,100", "--depth", "4",
+                             "--positions", "17")
+        self.assertEqual((result["bench"], result["positions"], result["depth"]),
+                         ("prefix", 17, 4))
+        self.assertEqual([r["blocks"] for r in result["rows"]], [2000, 100])
+        many, few = result["rows"]
+        for row in result["rows"]:
+            for key in ("match_ns", "match_best_ns", "match_p99_ns", "match_max_ns", "compare_ns",
+                        "release_ns", "insert_ns", "insert_max_ns", "evict_ns", "evict_max_ns"):
+                self.assertGreater(row[key], 0, key)
+            self.assertLessEqual(row["match_best_ns"], row["match_ns"])
+            self.assertGreaterEqual(row["index_bytes"], 4 * 17)
+            self.assertAlmostEqual(row["match_to_compare"], row["match_ns"] / row["compare_ns"],
+                                   delta=row["match_to_compare"] / 100)
+        for slope, key in [("match", "match_ns"), ("match_best", "match_best_ns"),
+                           ("compare", "compare_ns"), ("release", "release_ns"),
+                           ("insert", "insert_ns"), ("evict", "evict_ns")]:
+            self.assertAlmostEqual(result["slope"][slope], many[key] / few[key],
+                                   delta=result["slope"][slope] / 100)
+
+    def test_the_table_has_a_row_for_each_size_and_the_slope(self):
+        text = self.printed("bench", "prefix", "--blocks", "100,1000")
+        self.assertTrue(text.startswith("Prefix trees of blocks of 16 positions, prompts of 1 "))
+        self.assertRegex(text, r"(?m)^ +100( +[\d.]+){11} +[\d.]+ \w+$")
+        self.assertRegex(text, r"(?m)^ +1000( +[\d.]+){11} +[\d.]+ \w+$")
+        self.assertRegex(text, r"(?m)^ +slope( +[\d.]+){6}$")
+        self.assertLessEqual(max(map(len, text.splitlines()[2:])), 110)
+
+    def test_bad_values_are_refused(self):
+        for option, given in [("--blocks", "63"), ("--blocks", "1000,1000"),
+                              ("--blocks", "268435457"), ("--positions", "15"),
+                              ("--positions", "257"), ("--depth", "0"), ("--depth", "65")]:
+            self.assert_refused(2, "bench prefix", [option, given], f"{option}: '{given}' given")
+        self.assert_refused(1, "bench prefix", ["--blocks", 1 << 28, "--positions", "256"],
+                            "needs", "reduce --blocks or --positions")
 
 
 if __name__ == "__main__":

@@ -369,7 +369,8 @@ static void check__finds_what_is_corrupt(void **state) {
     CORRUPT(b->priority, 3);
     CORRUPT(b->block, ids[1]);
     CORRUPT(b->children, 1);
-    CORRUPT(b->newer, a);
+    CORRUPT(b->newer, -1);
+    CORRUPT(b->listed, false);
     CORRUPT(kvc__prefix_tokens(b)[5], 1);
     CORRUPT(kvc__prefix_at(t, a)->children, 1);
     CORRUPT(kvc__prefix_at(t, root)->block, 0);
