@@ -78,6 +78,18 @@ def list_of(kind):
     return lambda text: [kind(part) for part in text.split(",")]
 
 
+def pair_of(text):
+    """Two whole numbers above 0, as 32/8."""
+    parts = text.split("/")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"'{text}' given, two whole numbers as 32/8 wanted")
+    return tuple(map(int, parts))
+
+
+def prefill_of(text):
+    return None if text == "none" else pair_of(text)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -85,8 +97,8 @@ def arguments():
     add("--contexts", type=list_of(int), default=[4096, 16384, 65536], help="of decoding")
     add("--dtypes", type=list_of(str), default=["bf16", "f16", "f32"])
     add("--threads", type=list_of(int), default=[1, 2])
-    add("--prefill", default="512/4096", help="queries/context, or none (512/4096)")
-    add("--heads", default="32/8")
+    add("--prefill", type=prefill_of, default="512/4096", help="queries/context, or none (512/4096)")
+    add("--heads", type=pair_of, default="32/8")
     add("--dim", type=int, default=128)
     add("--rotate", type=int, default=512, help="MiB of keys and values, at least (512)")
     add("--program", default=PROGRAM, help="build/kvcache")
@@ -99,11 +111,11 @@ def arguments():
 
 
 def cases(given):
-    q_heads, kv_heads = map(int, given.heads.split("/"))
+    q_heads, kv_heads = given.heads
     common = {"q_heads": q_heads, "kv_heads": kv_heads, "dim": given.dim}
     shapes = [(1, context, given.rotate) for context in given.contexts]
-    if given.prefill != "none":
-        shapes.append((*map(int, given.prefill.split("/")), PREFILL_ROTATE_MIB))
+    if given.prefill:
+        shapes.append((*given.prefill, PREFILL_ROTATE_MIB))
     for q_len, context, rotate in shapes:
         for dtype in given.dtypes:
             for threads in given.threads:
