@@ -146,8 +146,9 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
                                                      const kvc_attention_extras *extras);
 
 /** Attends over packed keys and values. Those of 8 and 4 bits are unpacked in registers, as they
- * are read; other widths, and all where query rows are many, block by block of 64 positions. No
- * copy is made of more. Arithmetic is that of f32 on scale · q + bias.
+ * are read, on AVX2 and NEON; other widths, other instruction sets, and all where query rows are
+ * many, block by block of 64 positions (kvc_attention_explain tells). No copy is made of more.
+ * Arithmetic is that of f32 on scale · q + bias.
  * @param k  [batch][kv_heads][length][key_dim], packed by the plan's kv_bits and kv_group, scales
  *           and biases of kv_dtype
  * @param v  [batch][kv_heads][length][value_dim], as k

@@ -46,7 +46,7 @@ typedef struct kvc__pack_ops {
 extern const kvc__pack_ops kvc__pack_generic;
 extern const kvc__pack_ops kvc__pack_avx2;
 
-/** Returns the loops that this CPU runs fastest and KVC_ISA allows. Chosen once; thread-safe. */
+/** Returns the loops of kvc__isa_best. */
 const kvc__pack_ops *kvc__pack_best(void);
 
 #endif

@@ -1,6 +1,4 @@
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <kvcache/quantize.h>
@@ -8,24 +6,17 @@
 #include "array/pack.h"
 #include "array/view.h"
 #include "base/error.h"
-
-static const kvc__pack_ops *choose(void) {
-#if defined(__x86_64__)
-    const char *cap = getenv("KVC_ISA"); /* all other names allow AVX2 */
-    if (__builtin_cpu_supports("avx2") && !(cap && strcmp(cap, "generic") == 0))
-        return &kvc__pack_avx2;
-#endif
-    return &kvc__pack_generic;
-}
+#include "base/isa.h"
 
 const kvc__pack_ops *kvc__pack_best(void) {
-    static _Atomic(const kvc__pack_ops *) best; /* whoever chooses chooses the same */
-    const kvc__pack_ops *ops = atomic_load_explicit(&best, memory_order_relaxed);
-    if (!ops) {
-        ops = choose();
-        atomic_store_explicit(&best, ops, memory_order_relaxed);
+    switch (kvc__isa_best()->isa) {
+#if defined(__x86_64__)
+    case KVC__ISA_AVX2:
+    case KVC__ISA_AVX512:
+    case KVC__ISA_AVX512_BF16: return &kvc__pack_avx2;
+#endif
+    default: return &kvc__pack_generic;
     }
-    return ops;
 }
 
 static bool is_float(kvc_dtype dtype) {

@@ -6,10 +6,6 @@
  * sums, which may be strided. */
 enum { PIECE = 64 };
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 static float flag(char keeps) {
     return kvc__f32_of_bits(kvc__choose(keeps == 0, 0xff800000u, 0)); /* -inf, 0 */
 }
@@ -50,7 +46,7 @@ void kvc__adjust(const kvc__job *job, int64_t b, int64_t head, int64_t i, int64_
                  int64_t count, float *s, int64_t stride) {
     float own[PIECE] = {0};
     for (int64_t at = 0; at < count; at += PIECE) {
-        const int64_t n = smaller(count - at, PIECE);
+        const int64_t n = kvc__smaller(count - at, PIECE);
         const float *bias = load_bias(own, job, b, head, i, first + at, n);
         for (int64_t j = 0; j < n; j++) s[(at + j) * stride] += bias[j];
     }

@@ -41,25 +41,27 @@ static void explain_reference(kvc_explanation *e, const kvc_attention *plan, con
 
 static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
     const kvc__schedule *s = &plan->schedule;
-    const kvc__ops *ops = s->ops;
-    const bool generic = strcmp(ops->name, "generic") == 0;
+    const kvc__isa_choice *choice = kvc__isa_best();
+    const bool generic = choice->isa == KVC__ISA_GENERIC;
     const long long window = plan->desc.window, group = job->group;
     WRITE(e->reason, "fused: %s, one pass over keys and values",
-          generic ? "portable C" : ops->name);
+          generic ? "portable C" : choice->name);
     const int bits = plan->desc.kv_bits;
+    const bool in_registers = (bits == 8 && s->ops->score[KVC__OPS_Q8][0]) ||
+                              (bits == 4 && s->ops->score[KVC__OPS_Q4][0]);
     if (bits)
         APPEND(e->reason, " of %d bits, unpacked %s", bits,
-               bits == 8 || bits == 4 ? "as they are read" : "by blocks");
+               in_registers ? "as they are read (with many rows by blocks)" : "by blocks");
     if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
     if (plan->desc.softcap > 0)
         APPEND(e->reason, ", scores capped to %g", (double)plan->desc.softcap);
     if (s->executor.threads > 1) APPEND(e->reason, ", on up to %d threads", s->executor.threads);
     if (group > 1)
         APPEND(e->reason, "; each row is read once for its group of %lld query heads", group);
-    if (!bits && ops->rounds[KVC__OPS_SLOT(plan->desc.kv_dtype)])
+    if (!bits && s->ops->rounds[KVC__OPS_SLOT(plan->desc.kv_dtype)])
         APPEND(e->reason, "; with few rows, queries are rounded to bf16");
-    if (*ops->limit) APPEND(e->reason, "; %s", ops->limit);
-    if (*ops->remedy) WRITE(e->remedy, "%s", ops->remedy);
+    if (*choice->limit) APPEND(e->reason, "; %s", choice->limit);
+    if (*choice->remedy) WRITE(e->remedy, "%s", choice->remedy);
     else if (bits && bits != 8 && bits != 4)
         WRITE(e->remedy, "pack 4 or 8 bits: these are unpacked as they are read");
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");

@@ -21,13 +21,6 @@ enum { TILE_ROWS = 64, PANEL_ROWS = 384, WIDE_PANEL_ROWS = 192, WIDE = 2 * 128 }
 static int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
 }
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 /* The place in the tables of what reads a format where it lies; that of f32 where nothing can. */
 static int slot_of(kvc__format format) {
     if (format.bits == 8) return KVC__OPS_Q8;
@@ -51,7 +44,7 @@ static size_t whole_lines(size_t floats) {
  * long. With many, work on a block takes longer than to read it. */
 static int64_t choose_block(int64_t rows, int64_t row_bytes) {
     const int64_t positions = 4096 / row_bytes / 8 * 8;
-    return rows > 8 ? KVC__BLOCK : smaller(larger(positions, 8), KVC__BLOCK);
+    return rows > 8 ? KVC__BLOCK : kvc__smaller(kvc__larger(positions, 8), KVC__BLOCK);
 }
 
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
@@ -66,7 +59,7 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
     w->panel = many ? (int64_t)KVC__PANEL_VECTORS * ops->lanes : 1;
     const bool wide = w->key_width + w->value_width > WIDE;
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
-    w->most = round_up(smaller(rows, most), w->panel);
+    w->most = round_up(kvc__smaller(rows, most), w->panel);
     w->direct = !many && is_direct(ops, format, key_dim, value_dim);
 }
 
@@ -162,7 +155,7 @@ static void begin_rows(const kvc__work *w) {
         float *q = w->q + place_of(w, r, w->key_width);
         const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
         for (int64_t d = 0; d < job->key_dim; d += unit) {
-            const int64_t n = smaller(unit, job->key_dim - d);
+            const int64_t n = kvc__smaller(unit, job->key_dim - d);
             float x[KVC__UNIT_MOST];
             kvc__row_load(x, from, job->q.dtype, d, n);
             for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * scale;
@@ -187,7 +180,7 @@ static void end_rows(const kvc__work *w) {
         const bool blind = w->total[r] == 0;
         const float scale = 1 / w->total[r];
         for (int64_t d = 0; d < job->value_dim; d += unit)
-            for (int64_t e = 0; e < smaller(unit, job->value_dim - d); e++)
+            for (int64_t e = 0; e < kvc__smaller(unit, job->value_dim - d); e++)
                 kvc__row_store(out, job->out.dtype, d + e,
                                blind ? 0 : sums[(d + place[e]) * w->panel] * scale);
         kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
@@ -371,7 +364,7 @@ static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
                        w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
     kvc__ahead a = {.line_elements = alike ? (int64_t)64 * 8 / element_bits : 0};
     for (int i = 0; i < LANES; i++) {
-        const int64_t from = smaller(w->part.begin + i * lane, w->part.end);
+        const int64_t from = kvc__smaller(w->part.begin + i * lane, w->part.end);
         look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,
                    from);
         look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim,
@@ -391,7 +384,8 @@ static void attend_lanes(const kvc__work *w) {
     for (int64_t at = begin; at < begin + lane; at += w->block)
         for (int i = 0; i < LANES; i++) {
             const int64_t start = at + i * lane;
-            const int64_t stop = smaller(smaller(start + w->block, begin + (i + 1) * lane), end);
+            const int64_t stop =
+                kvc__smaller(kvc__smaller(start + w->block, begin + (i + 1) * lane), end);
             if (start < stop) attend_block(w, ahead, start, stop - start);
         }
 }
@@ -410,7 +404,7 @@ static bool is_hidden(const kvc__work *w, int64_t start, int64_t count) {
 static void leave_out_hidden(kvc__work *w) {
     kvc__part *part = &w->part;
     while (part->begin < part->end) {
-        const int64_t count = smaller(part->end - part->begin, KVC__BLOCK);
+        const int64_t count = kvc__smaller(part->end - part->begin, KVC__BLOCK);
         if (is_hidden(w, part->begin, count)) part->begin += count;
         else if (is_hidden(w, part->end - count, count)) part->end -= count;
         else return;

@@ -101,6 +101,14 @@ static inline kvc__range kvc__reach(const kvc__job *job, int64_t b, int64_t firs
     return (kvc__range){kvc__seen(job, b, first).begin, kvc__seen(job, b, last).end};
 }
 
+/** Return the smaller and the larger of two. */
+static inline int64_t kvc__smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t kvc__larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
 /** Returns the address of an element. */
 static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +

@@ -1,112 +1,29 @@
 #include "attention/ops.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define WRITE(text, ...) ((void)snprintf(text, sizeof(text), __VA_ARGS__))
-
-static bool is_everywhere(void) {
-    return true;
-}
-
+void kvc__ops_fill(kvc__ops *out, kvc__isa isa) {
+    switch (isa) {
 #if defined(__x86_64__)
-/* clang 14 has no name for it. */
-static bool has_f16c(void) {
-    unsigned a, b, c = 0, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
-}
-
-static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-}
-
-/* The compilers' libraries ask the system, too, whether it keeps 512-bit registers. */
-static bool has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-static bool has_avx512bf16(void) {
-    return has_avx512() && __builtin_cpu_supports("avx512bf16");
-}
+    case KVC__ISA_AVX2: kvc__ops_avx2(out); return;
+    case KVC__ISA_AVX512: kvc__ops_avx512(out); return;
+    case KVC__ISA_AVX512_BF16: kvc__ops_avx512bf16(out); return;
 #elif defined(__aarch64__)
-static bool has_bf16(void) {
-    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
-}
+    case KVC__ISA_NEON: kvc__ops_neon(out); return;
+    case KVC__ISA_NEON_BF16: kvc__ops_neon_bf16(out); return;
 #endif
-
-/* Each is faster than those before it. The first runs everywhere. */
-static const struct isa {
-    const char *name; /* what KVC_ISA calls it */
-    bool (*is_here)(void);
-    void (*fill)(kvc__ops *ops);
-} isas[] = {
-    {"generic", is_everywhere, kvc__ops_generic},
-#if defined(__x86_64__)
-    {"avx2", has_avx2, kvc__ops_avx2},
-    {"avx512", has_avx512, kvc__ops_avx512},
-    {"avx512bf16", has_avx512bf16, kvc__ops_avx512bf16},
-#elif defined(__aarch64__)
-    {"neon", is_everywhere, kvc__ops_neon},
-    {"neonbf16", has_bf16, kvc__ops_neon_bf16},
-#endif
-};
-enum { ISAS = sizeof isas / sizeof *isas };
-
-/* Returns the place of a name, or ISAS. */
-static int find(const char *name) {
-    int i = 0;
-    while (i < ISAS && strcmp(isas[i].name, name) != 0) i++;
-    return i;
-}
-
-/* Returns the last of the first `count` that this CPU runs. */
-static int best_of(int count) {
-    int best = 0;
-    for (int i = 1; i < count; i++)
-        if (isas[i].is_here()) best = i;
-    return best;
-}
-
-static void explain_unknown(kvc__ops *ops, const char *cap) {
-    char names[sizeof ops->remedy / 2] = "";
-    for (size_t i = 0, at = 0; i < ISAS && at < sizeof names; i++)
-        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", isas[i].name);
-    WRITE(ops->limit, "KVC_ISA=%.16s names no instruction set here and is ignored", cap);
-    WRITE(ops->remedy, "unset KVC_ISA, or name one of %s", names);
-}
-
-void kvc__ops_choose(kvc__ops *out, const char *cap) {
-    const bool is_capped = cap && *cap;
-    const int last = is_capped ? find(cap) : ISAS, best = best_of(ISAS);
-    const int chosen = last < best ? best_of(last + 1) : best;
-    isas[chosen].fill(out);
-    out->name = isas[chosen].name;
-    if (is_capped && last == ISAS) {
-        explain_unknown(out, cap);
-    } else if (chosen < best) {
-        WRITE(out->limit, "KVC_ISA=%s allows no more", cap);
-        WRITE(out->remedy, "unset KVC_ISA: this CPU runs %s", isas[best].name);
-    } else if (is_capped && chosen < last) {
-        WRITE(out->limit, "KVC_ISA=%s allows more than this CPU runs", cap);
+    default: kvc__ops_generic(out);
     }
 }
 
-static kvc__ops chosen_ops;
+static kvc__ops best;
 
 static void choose(void) {
-    kvc__ops_choose(&chosen_ops, getenv("KVC_ISA"));
+    kvc__ops_fill(&best, kvc__isa_best()->isa);
 }
 
 const kvc__ops *kvc__ops_best(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, choose);
-    return &chosen_ops;
+    return &best;
 }

@@ -9,8 +9,9 @@
 #include <kvcache/dtype.h>
 
 #include "attention/exp.h"
+#include "base/isa.h"
 
-/** Positions of a block: of 128 dims in a half type 16 KiB of keys, then as much of values. */
+/** The most positions of a block: of 128 dims in a half type 16 KiB of keys, as much of values. */
 #define KVC__BLOCK 64
 
 /** The most elements that a loader takes at a time. */
@@ -134,7 +135,7 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 #define KVC__OPS_Q4    4
 #define KVC__OPS_SLOTS 5
 
-/** Vectors of rows in a panel (panel.h), which has as many times the lanes of one rows. */
+/** Vectors of a panel (panel.h): so many times the lanes of a vector are its rows. */
 #define KVC__PANEL_VECTORS 3
 
 /** The most rows of a panel. */
@@ -156,9 +157,6 @@ typedef void (*kvc__widen_fn)(float *dst, const void *src, int64_t n);
 
 /** The inner loops of one instruction set. */
 typedef struct kvc__ops {
-    const char *name;   /**< as KVC_ISA knows it */
-    char limit[96];     /**< what KVC_ISA does to the choice; "" where nothing. For people */
-    char remedy[96];    /**< what to do about that; "" where nothing */
     int unit;           /**< elements that a loader takes at a time */
     bool takes_any_dim; /**< loaders take less than a unit at the end of a row */
     kvc__prepare_fn prepare[KVC__OPS_SLOTS]; /**< [f32, f16, bf16, q8, q4]; NULL: as it is */
@@ -173,16 +171,13 @@ typedef struct kvc__ops {
     kvc__panel panels[KVC__PANEL_VECTORS];         /**< [vectors in use - 1] */
 } kvc__ops;
 
-/** Returns the fastest table that this CPU runs and that KVC_ISA in the environment allows. Chosen
- * once; thread-safe. */
+/** Returns the table of kvc__isa_best. Filled once; thread-safe. */
 const kvc__ops *kvc__ops_best(void);
 
-/** Chooses as kvc__ops_best does.
- * @param cap  the fastest instruction set allowed; one that the CPU lacks leaves the best it has.
- *             NULL, "" and unknown names allow all */
-void kvc__ops_choose(kvc__ops *out, const char *cap);
+/** Fills the table of an instruction set; portable C's for one of another kind of CPU. */
+void kvc__ops_fill(kvc__ops *out, kvc__isa isa);
 
-/** Fill the table of one instruction set, but for its name. */
+/** Fill the table of one instruction set. */
 void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
 void kvc__ops_avx512(kvc__ops *ops);

@@ -5,10 +5,6 @@
 /* How many positions' scores are computed between asking for as many of the next block. */
 enum { SLICE = 8, LINE_BYTES = 64 };
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* What the rows of a panel see of a block. */
 typedef enum extent { NOTHING, SOME, ALL } extent;
 
@@ -51,9 +47,9 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
     const int64_t key_bytes = kvc__row_bytes(w->job, w->job->key_dim);
     const int64_t value_bytes = kvc__row_bytes(w->job, w->job->value_dim);
     for (int64_t j = 0; j < k->count; j += SLICE) {
-        const kvc__block slice = kvc__some(k, j, smaller(j + SLICE, k->count));
+        const kvc__block slice = kvc__some(k, j, kvc__smaller(j + SLICE, k->count));
         const int64_t next = next_start + j;
-        for (int64_t i = next; i < smaller(next + SLICE, w->part.end); i++) {
+        for (int64_t i = next; i < kvc__smaller(next + SLICE, w->part.end); i++) {
             fetch(w->first_key + i * w->key_step_bytes, key_bytes);
             fetch(w->first_value + i * w->value_step_bytes, value_bytes);
         }
@@ -65,7 +61,7 @@ static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
     bool is_read = false; /* a block that no row sees never is */
     kvc__block k, v;
     for (int64_t first = 0; first < w->part.rows; first += w->panel) {
-        const int64_t rows = smaller(w->panel, w->part.rows - first);
+        const int64_t rows = kvc__smaller(w->panel, w->part.rows - first);
         const kvc__panel *panel = &w->ops->panels[(rows - 1) / w->ops->lanes];
         kvc__tile tile = kvc__work_tile(w, first);
         uint64_t seen[KVC__PANEL_MOST];
@@ -91,5 +87,5 @@ static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
 
 void kvc__prefill(const kvc__work *w) {
     for (int64_t start = w->part.begin; start < w->part.end; start += w->block)
-        attend_block(w, start, smaller(w->block, w->part.end - start));
+        attend_block(w, start, kvc__smaller(w->block, w->part.end - start));
 }

@@ -18,10 +18,6 @@ static int64_t divide_up(int64_t n, int64_t by) {
     return n / by + (n % by != 0);
 }
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 kvc_status kvc__schedule_size(kvc__schedule *s) {
     const int64_t threads = s->executor.threads;
     /* A sequence is cut where it is longer than a chunk, and all together make no more chunks than
@@ -128,12 +124,12 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
                       .slot = share->first_slot + local,
                       .step = d->row_blocks};
     part.first_slot = part.slot - split * part.step;
-    part.rows = smaller(d->part_rows, job->group * job->queries - part.row);
+    part.rows = kvc__smaller(d->part_rows, job->group * job->queries - part.row);
     const kvc__range seen = kvc__reach(job, part.sequence, part.row / job->group,
                                        (part.row + part.rows - 1) / job->group);
     const int64_t even = divide_up(seen.end - seen.begin, part.splits);
     const int64_t range = divide_up(even, KVC__BLOCK) * KVC__BLOCK;
-    part.begin = smaller(seen.end, seen.begin + split * range);
-    part.end = smaller(seen.end, part.begin + range);
+    part.begin = kvc__smaller(seen.end, seen.begin + split * range);
+    part.end = kvc__smaller(seen.end, part.begin + range);
     return part;
 }

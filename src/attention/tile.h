@@ -112,6 +112,25 @@ static inline __attribute__((always_inline)) void score(float *restrict s, const
     }
 }
 
+/* R rows of UNITS times 2 W sums to and from registers: sum[unit · R + r][half]. */
+static inline __attribute__((always_inline)) void load_sums(vf sum[4][2], const float *sums,
+                                                            int64_t width, const float *factor,
+                                                            const int R, const int UNITS) {
+    for (int u = 0; u < UNITS; u++)
+        for (int r = 0; r < R; r++)
+            for (int64_t half = 0; half < 2; half++)
+                sum[u * R + r][half] =
+                    v_load(sums + r * width + u * UNIT + half * W) * v_set(factor[r]);
+}
+
+static inline __attribute__((always_inline)) void
+store_sums(float *sums, int64_t width, vf sum[4][2], const int R, const int UNITS) {
+    for (int u = 0; u < UNITS; u++)
+        for (int r = 0; r < R; r++)
+            for (int64_t half = 0; half < 2; half++)
+                v_store(sums + r * width + u * UNIT + half * W, sum[u * R + r][half]);
+}
+
 /* sums[r] = sums[r] · factor[r] + Σ_j p[j · step + r] v[j], UNITS times 2 W dims from d on, or the
  * last `left` of a row. */
 static inline __attribute__((always_inline)) void
@@ -119,12 +138,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
             const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
             const load_fn load, const int64_t element_bytes, const int64_t left) {
     vf sum[4][2];
-    for (int u = 0; u < UNITS; u++)
-        for (int r = 0; r < R; r++)
-            for (int64_t half = 0; half < 2; half++) {
-                const float *in = sums + r * width + d + u * UNIT + half * W;
-                sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
-            }
+    load_sums(sum, sums + d, width, factor, R, UNITS);
     const char *row = v->data + d * element_bytes;
     for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
         if (R == 1) kvc__ask(v->ahead, left < UNIT ? left : UNITS * UNIT);
@@ -138,10 +152,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
             }
         }
     }
-    for (int u = 0; u < UNITS; u++)
-        for (int r = 0; r < R; r++)
-            for (int64_t half = 0; half < 2; half++)
-                v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
+    store_sums(sums + d, width, sum, R, UNITS);
 }
 
 static inline __attribute__((always_inline)) void

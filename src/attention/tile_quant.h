@@ -72,12 +72,7 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
                    const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
                    const load_fn load, const int bits) {
     vf sum[4][2];
-    for (int u = 0; u < UNITS; u++)
-        for (int r = 0; r < R; r++)
-            for (int64_t half = 0; half < 2; half++) {
-                const float *in = sums + r * width + d + u * UNIT + half * W;
-                sum[u * R + r][half] = v_load(in) * v_set(factor[r]);
-            }
+    load_sums(sum, sums + d, width, factor, R, UNITS);
     const char *row = v->data + d * bits / 8;
     const float *scales = v->scales + d / v->group, *biases = v->biases + d / v->group;
     for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
@@ -93,10 +88,7 @@ weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, 
             }
         }
     }
-    for (int u = 0; u < UNITS; u++)
-        for (int r = 0; r < R; r++)
-            for (int64_t half = 0; half < 2; half++)
-                v_store(sums + r * width + d + u * UNIT + half * W, sum[u * R + r][half]);
+    store_sums(sums + d, width, sum, R, UNITS);
 }
 
 /* As weigh. Units that are worked on together are of one group. */

@@ -12,10 +12,10 @@
 int test_isa_setup(void **state) {
     (void)state;
     const char *wanted = getenv("KVC_ISA");
-    const kvc__ops *ops = kvc__ops_best();
-    if (!wanted || !*wanted || strcmp(wanted, ops->name) == 0) return 0;
-    print_message("%s: %s\n", ops->name, ops->limit);
-    if (strstr(ops->limit, "names no instruction set")) return 1;
+    const kvc__isa_choice *choice = kvc__isa_best();
+    if (!wanted || !*wanted || strcmp(wanted, choice->name) == 0) return 0;
+    print_message("%s: %s\n", choice->name, choice->limit);
+    if (strstr(choice->limit, "names no instruction set")) return 1;
     exit(77);
 }
 
@@ -97,21 +97,17 @@ static test_tensor new_heads(kvc_dtype dtype, const test_case *c, double amplitu
     return t;
 }
 
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
 /* One row of a mask: each key kept or hidden. */
 static void fill_mask_row(const kvc_array *a, test_pattern pattern, int64_t b, int64_t h, int64_t i,
                           uint64_t *seed) {
-    const int64_t length = a->shape[3], padding = below(seed, length + 2);
-    bool kept = below(seed, 3) != 0;
+    const int64_t length = a->shape[3], padding = test_below(seed, length + 2);
+    bool kept = test_below(seed, 3) != 0;
     for (int64_t j = 0; j < length; j++) {
-        if (pattern == TEST_SCATTERED) kept = below(seed, 2);
-        if (pattern == TEST_RUNS && below(seed, 25) == 0) kept = !kept;
+        if (pattern == TEST_SCATTERED) kept = test_below(seed, 2);
+        if (pattern == TEST_RUNS && test_below(seed, 25) == 0) kept = !kept;
         if (pattern == TEST_PADDED) kept = j >= padding;
-        const double shown =
-            a->dtype == KVC_U8 ? 1 + (double)below(seed, 100) : (double)below(seed, 400) / 100 - 2;
+        const double shown = a->dtype == KVC_U8 ? 1 + (double)test_below(seed, 100)
+                                                : (double)test_below(seed, 400) / 100 - 2;
         const double hidden = a->dtype == KVC_U8 ? 0 : (double)-INFINITY;
         test_set(a, b, h, i, j, kept ? shown : hidden);
     }
@@ -336,4 +332,28 @@ void test_check(const test_case *c, const kvc_executor *executor, uint64_t *seed
     }
     test_truth_free(&right);
     test_problem_free(&p);
+}
+
+static kvc_threads *pools[2];
+
+int test_threads_setup(void **state) {
+    if (test_isa_setup(state) != 0) return 1;
+    assert_ok(kvc_threads_new(&pools[0], 3));
+    assert_ok(kvc_threads_new(&pools[1], 7));
+    return 0;
+}
+
+int test_threads_teardown(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) kvc_threads_free(pools[i]);
+    return 0;
+}
+
+kvc_executor test_seven_threads(void) {
+    return kvc_threads_executor(pools[1]);
+}
+
+void test_check_threads(const test_case *c, uint64_t *seed) {
+    const kvc_executor executor = kvc_threads_executor(pools[test_below(seed, 2)]);
+    test_check(c, &executor, seed);
 }

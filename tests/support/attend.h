@@ -134,4 +134,14 @@ void test_compare_paths(const test_problem *p);
  * NaN. */
 void test_check(const test_case *c, const kvc_executor *executor, uint64_t *seed);
 
+/** test_isa_setup, and two pools of threads, of 3 and of 7. */
+int test_threads_setup(void **state);
+int test_threads_teardown(void **state);
+
+/** Returns the executor of the seven threads. */
+kvc_executor test_seven_threads(void);
+
+/** test_check on either pool. */
+void test_check_threads(const test_case *c, uint64_t *seed);
+
 #endif

@@ -29,6 +29,12 @@ double test_seconds(double otherwise);
 /** Returns the next number of a sequence (splitmix64); *state is any seed. */
 uint64_t test_random(uint64_t *state);
 
+/** Returns the next number below n, which is more than 0. */
+int64_t test_below(uint64_t *state, int64_t n);
+
+/** Returns the seconds of a clock that only goes forward. */
+double test_now(void);
+
 /** Fails with the library's own sentence when a call did not return KVC_OK. */
 #define assert_ok(call)                                                                            \
     do {                                                                                           \

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <kvcache/executor.h>
@@ -18,46 +17,15 @@ static const int64_t groups[] = {1, 2, 3, 4, 5, 8};
 static const int64_t query_counts[] = {1, 2, 5, 17};
 static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
 
-/* Positions are cut in up to 12 parts, and in up to 28. */
-static kvc_threads *pools[2];
-
-static int set_up(void **state) {
-    if (test_isa_setup(state) != 0) return 1;
-    assert_ok(kvc_threads_new(&pools[0], 3));
-    assert_ok(kvc_threads_new(&pools[1], 7));
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    for (int i = 0; i < 2; i++) kvc_threads_free(pools[i]);
-    return 0;
-}
-
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
-static void check(const test_case *c, uint64_t *seed) {
-    const kvc_executor executor = kvc_threads_executor(pools[below(seed, 2)]);
-    test_check(c, &executor, seed);
-}
-
-static double now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static const kvc_dtype mask_dtypes[] = {KVC_U8, KVC_F32, KVC_F16, KVC_BF16};
 
 static test_mask random_mask(uint64_t *seed) {
-    return (test_mask){.dtype = mask_dtypes[below(seed, 4)],
-                       .pattern = (test_pattern)below(seed, 4),
-                       .once = (unsigned)below(seed, 16),
-                       .ndim = 1 + (int)below(seed, 4),
-                       .stretch = below(seed, 2),
-                       .layout = (test_layout)below(seed, 4)};
+    return (test_mask){.dtype = mask_dtypes[test_below(seed, 4)],
+                       .pattern = (test_pattern)test_below(seed, 4),
+                       .once = (unsigned)test_below(seed, 16),
+                       .ndim = 1 + (int)test_below(seed, 4),
+                       .stretch = test_below(seed, 2),
+                       .layout = (test_layout)test_below(seed, 4)};
 }
 
 static void attention__counts_a_sink_once(void **state) {
@@ -65,16 +33,17 @@ static void attention__counts_a_sink_once(void **state) {
     uint64_t seed = test_seed(39);
     for (size_t g = 0; g < 6; g++)
         for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
-            check(&(test_case){.kv_heads = 2,
-                               .q_heads = 2 * groups[g],
-                               .key_dim = 12,
-                               .queries = query_counts[below(&seed, 4)],
-                               .length = edges[n] * 3 - 2,
-                               .window = below(&seed, 2) * 90,
-                               .softcap = (float)below(&seed, 2) * 2,
-                               .sinks = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                               .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3))},
-                  &seed);
+            test_check_threads(
+                &(test_case){.kv_heads = 2,
+                             .q_heads = 2 * groups[g],
+                             .key_dim = 12,
+                             .queries = query_counts[test_below(&seed, 4)],
+                             .length = edges[n] * 3 - 2,
+                             .window = test_below(&seed, 2) * 90,
+                             .softcap = (float)test_below(&seed, 2) * 2,
+                             .sinks = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                             .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3))},
+                &seed);
 }
 
 /* A query that sees no key gives zeros; what it has is its sink. */
@@ -82,7 +51,7 @@ static void attention__has_a_sink_where_it_sees_nothing(void **state) {
     (void)state;
     uint64_t seed = test_seed(40);
     for (int64_t length = 0; length < 3; length++)
-        check(
+        test_check_threads(
             &(test_case){
                 .q_heads = 3, .key_dim = 8, .queries = 4, .length = length, .sinks = KVC_F32},
             &seed);
@@ -121,17 +90,18 @@ static void attention__slopes_count_from_the_query(void **state) {
     uint64_t seed = test_seed(42);
     for (size_t g = 0; g < 6; g++)
         for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
-            check(&(test_case){.batch = 2,
-                               .q_heads = groups[g],
-                               .key_dim = 12,
-                               .queries = query_counts[below(&seed, 4)],
-                               .length = edges[n],
-                               .not_causal = n % 3 == 0,
-                               .window = n % 3 == 1 ? 70 : 0,
-                               .softcap = (float)below(&seed, 2) * 2,
-                               .slopes = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                               .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3))},
-                  &seed);
+            test_check_threads(
+                &(test_case){.batch = 2,
+                             .q_heads = groups[g],
+                             .key_dim = 12,
+                             .queries = query_counts[test_below(&seed, 4)],
+                             .length = edges[n],
+                             .not_causal = n % 3 == 0,
+                             .window = n % 3 == 1 ? 70 : 0,
+                             .softcap = (float)test_below(&seed, 2) * 2,
+                             .slopes = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                             .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3))},
+                &seed);
 }
 
 /* Queries of zeros, slope ln 2: each key weighs twice the one before it. */
@@ -168,12 +138,12 @@ static void attention__masks_broadcast_from_any_shape(void **state) {
                                .key_dim = 8,
                                .queries = 3,
                                .length = 70,
-                               .not_causal = below(&seed, 2),
+                               .not_causal = test_below(&seed, 2),
                                .mask = random_mask(&seed)};
                 c.mask.once = once;
                 c.mask.ndim = ndim;
                 c.mask.stretch = stretch;
-                check(&c, &seed);
+                test_check_threads(&c, &seed);
             }
 }
 
@@ -183,15 +153,16 @@ static void attention__masks_hide_runs_of_any_length(void **state) {
     for (int turn = 0; turn < 4; turn++)
         for (size_t g = 0; g < 6; g++)
             for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
-                check(&(test_case){.q_heads = groups[g],
-                                   .key_dim = 12,
-                                   .queries = query_counts[below(&seed, 4)],
-                                   .length = edges[n],
-                                   .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                                   .mask = {.dtype = mask_dtypes[turn],
-                                            .pattern = (test_pattern)below(&seed, 4),
-                                            .once = below(&seed, 2) ? 2 : 0}},
-                      &seed);
+                test_check_threads(
+                    &(test_case){.q_heads = groups[g],
+                                 .key_dim = 12,
+                                 .queries = query_counts[test_below(&seed, 4)],
+                                 .length = edges[n],
+                                 .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                                 .mask = {.dtype = mask_dtypes[turn],
+                                          .pattern = (test_pattern)test_below(&seed, 4),
+                                          .once = test_below(&seed, 2) ? 2 : 0}},
+                    &seed);
 }
 
 /* Blocks of 64 rows that begin and end within the heads of a query: what one query alone sees is at
@@ -201,16 +172,17 @@ static void attention__masks_of_any_row_count(void **state) {
     uint64_t seed = test_seed(52);
     for (int64_t group = 1; group <= 7; group++)
         for (int turn = 0; turn < 12; turn++) {
-            const int64_t queries = 1 + below(&seed, 60);
-            check(&(test_case){.q_heads = group,
-                               .key_dim = 4,
-                               .queries = queries,
-                               .length = edges[below(&seed, 9)] + 64 * below(&seed, 3),
-                               .not_causal = true,
-                               .mask = {.dtype = mask_dtypes[below(&seed, 4)],
-                                        .pattern = turn % 2 ? TEST_PADDED : TEST_WHOLE_ROWS,
-                                        .once = below(&seed, 4) ? 2 : 0}},
-                  &seed);
+            const int64_t queries = 1 + test_below(&seed, 60);
+            test_check_threads(
+                &(test_case){.q_heads = group,
+                             .key_dim = 4,
+                             .queries = queries,
+                             .length = edges[test_below(&seed, 9)] + 64 * test_below(&seed, 3),
+                             .not_causal = true,
+                             .mask = {.dtype = mask_dtypes[test_below(&seed, 4)],
+                                      .pattern = turn % 2 ? TEST_PADDED : TEST_WHOLE_ROWS,
+                                      .once = test_below(&seed, 4) ? 2 : 0}},
+                &seed);
         }
     for (int64_t seer = 0; seer < 30; seer++) { /* alone */
         const test_case c = {.q_heads = 5,
@@ -246,8 +218,8 @@ static void attention__padding_may_hold_anything(void **state) {
                 const bool is_u8 = c.mask.dtype == KVC_U8;
                 test_set(&p.mask.array, 0, 0, 0, j, is_u8 ? kept : kept ? 0 : (double)-INFINITY);
                 for (int64_t d = 0; d < 16 && !kept; d++) {
-                    test_set(&p.k.array, 0, 0, j, d, anything[below(&seed, 4)]);
-                    test_set(&p.v.array, 0, 0, j, d, anything[below(&seed, 4)]);
+                    test_set(&p.k.array, 0, 0, j, d, anything[test_below(&seed, 4)]);
+                    test_set(&p.v.array, 0, 0, j, d, anything[test_below(&seed, 4)]);
                 }
             }
             test_run(&p, paths[i % PATHS]);
@@ -265,37 +237,37 @@ static void attention__padding_may_hold_anything(void **state) {
 }
 
 static void check_combination(int64_t group, int64_t queries, kvc_dtype dtype, uint64_t *seed) {
-    const int64_t variants = below(seed, 64);
+    const int64_t variants = test_below(seed, 64);
     int64_t lengths[2];
-    test_case c = {.batch = 1 + below(seed, 2),
-                   .kv_heads = 1 + below(seed, 2),
-                   .key_dim = 1 + below(seed, 33),
+    test_case c = {.batch = 1 + test_below(seed, 2),
+                   .kv_heads = 1 + test_below(seed, 2),
+                   .key_dim = 1 + test_below(seed, 33),
                    .queries = queries,
-                   .length = edges[below(seed, 9)],
+                   .length = edges[test_below(seed, 9)],
                    .kv_dtype = dtype,
-                   .q_dtype = (kvc_dtype)(KVC_F32 + below(seed, 3)),
-                   .out_dtype = (kvc_dtype)(KVC_F32 + below(seed, 3)),
-                   .kv_layout = (test_layout)below(seed, 3),
-                   .out_layout = (test_layout)below(seed, 3)};
+                   .q_dtype = (kvc_dtype)(KVC_F32 + test_below(seed, 3)),
+                   .out_dtype = (kvc_dtype)(KVC_F32 + test_below(seed, 3)),
+                   .kv_layout = (test_layout)test_below(seed, 3),
+                   .out_layout = (test_layout)test_below(seed, 3)};
     c.q_heads = c.kv_heads * group;
-    if (variants & 1) c.window = edges[below(seed, 9)];
-    else c.not_causal = below(seed, 3) == 0;
-    if (variants & 2) c.softcap = 1 + (float)below(seed, 50);
+    if (variants & 1) c.window = edges[test_below(seed, 9)];
+    else c.not_causal = test_below(seed, 3) == 0;
+    if (variants & 2) c.softcap = 1 + (float)test_below(seed, 50);
     if (variants & 4) c.mask = random_mask(seed);
-    if (variants & 8) c.sinks = (kvc_dtype)(KVC_F32 + below(seed, 3));
-    if (variants & 16) c.slopes = (kvc_dtype)(KVC_F32 + below(seed, 3));
-    for (int b = 0; b < 2; b++) lengths[b] = below(seed, c.length + 1);
+    if (variants & 8) c.sinks = (kvc_dtype)(KVC_F32 + test_below(seed, 3));
+    if (variants & 16) c.slopes = (kvc_dtype)(KVC_F32 + test_below(seed, 3));
+    for (int b = 0; b < 2; b++) lengths[b] = test_below(seed, c.length + 1);
     if (variants & 32) c.lengths = lengths;
-    check(&c, seed);
+    test_check_threads(&c, seed);
 }
 
 /* Every dtype, group and count of queries once, then any, with any of the variants. */
 static void attention__combines_all_variants(void **state) {
     (void)state;
     uint64_t seed = test_seed(47);
-    const double end = now() + test_seconds(1);
-    for (int64_t n = 0; n < 6 * 4 * 3 || now() < end; n++) {
-        const int64_t one = n < 6 * 4 * 3 ? n : below(&seed, 6 * 4 * 3);
+    const double end = test_now() + test_seconds(1);
+    for (int64_t n = 0; n < 6 * 4 * 3 || test_now() < end; n++) {
+        const int64_t one = n < 6 * 4 * 3 ? n : test_below(&seed, 6 * 4 * 3);
         check_combination(groups[one / 12], query_counts[one / 3 % 4],
                           (kvc_dtype)(KVC_F32 + one % 3), &seed);
     }
@@ -354,7 +326,7 @@ static double huge_key(int64_t j) {
 /* The largest of huge scores takes it all, and where a mask hides it, the next. */
 static void attention__takes_the_largest_of_huge_scores(void **state) {
     (void)state;
-    const kvc_executor executor = kvc_threads_executor(pools[1]);
+    const kvc_executor executor = test_seven_threads();
     uint64_t seed = test_seed(49);
     for (int turn = 0; turn < 3 * 4; turn++) {
         const kvc_dtype mask = mask_dtypes[turn / 3];
@@ -439,5 +411,5 @@ int main(void) {
         cmocka_unit_test(attention__masks_by_the_lowest_number_as_others_do),
         cmocka_unit_test(attention__reads_no_block_that_a_mask_hides),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, test_threads_setup, test_threads_teardown);
 }

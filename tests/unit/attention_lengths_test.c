@@ -26,10 +26,6 @@ static int tear_down(void **state) {
     return 0;
 }
 
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
 /* The caller's own executors: one thread that says it is several, and takes parts in an order of
  * its own. */
 static void run_backwards(void *context, int64_t count, kvc_task_fn task, void *argument) {
@@ -43,11 +39,11 @@ static void run_shuffled(void *context, int64_t count, kvc_task_fn task, void *a
     const int *threads = context;
     assert_true(count <= 1 << 14);
     for (int64_t i = 0; i < count; i++) { /* each goes in at a random place */
-        const int64_t at = below(&seed, i + 1);
+        const int64_t at = test_below(&seed, i + 1);
         order[i] = order[at];
         order[at] = i;
     }
-    for (int64_t i = 0; i < count; i++) task(argument, order[i], (int)below(&seed, *threads));
+    for (int64_t i = 0; i < count; i++) task(argument, order[i], (int)test_below(&seed, *threads));
 }
 
 static int64_t rows_of(const test_problem *p) {
@@ -123,16 +119,16 @@ static void lengths__around_every_edge_are_attended_exactly(void **state) {
     int64_t lengths[BATCH];
     for (int64_t group = 1; group <= 8; group++)
         for (int64_t queries = 1; queries <= 5; queries++) {
-            const test_case c = {.batch = 1 + below(&seed, 5),
+            const test_case c = {.batch = 1 + test_below(&seed, 5),
                                  .q_heads = group,
                                  .kv_heads = 1,
-                                 .key_dim = 1 + below(&seed, 20),
+                                 .key_dim = 1 + test_below(&seed, 20),
                                  .queries = queries,
                                  .length = 200,
                                  .lengths = lengths,
-                                 .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                                 .not_causal = below(&seed, 4) == 0};
-            for (int b = 0; b < BATCH; b++) lengths[b] = edges[below(&seed, EDGES)];
+                                 .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                                 .not_causal = test_below(&seed, 4) == 0};
+            for (int b = 0; b < BATCH; b++) lengths[b] = edges[test_below(&seed, EDGES)];
             check(&c, &seed);
         }
 }
@@ -143,24 +139,25 @@ static void lengths__of_large_batches_are_attended_exactly(void **state) {
     uint64_t seed = test_seed(42);
     int64_t lengths[BATCH];
     for (int64_t batch = 1; batch <= BATCH; batch++) {
-        const bool causal = below(&seed, 4) > 0;
+        const bool causal = test_below(&seed, 4) > 0;
         const test_case c = {
             .batch = batch,
             .q_heads = 4,
             .kv_heads = 2,
             .key_dim = 16,
             .value_dim = 24,
-            .queries = 1 + below(&seed, 3),
+            .queries = 1 + test_below(&seed, 3),
             .length = 300,
             .lengths = lengths,
-            .window = causal && below(&seed, 3) == 0 ? 1 + below(&seed, 150) : 0,
-            .softcap = below(&seed, 3) ? 0 : 2,
-            .sinks = (kvc_dtype)below(&seed, 4),
-            .slopes = (kvc_dtype)below(&seed, 4),
-            .mask = {.dtype = masks[below(&seed, 4)], .pattern = (test_pattern)below(&seed, 4)},
-            .kv_layout = (test_layout)below(&seed, 3),
+            .window = causal && test_below(&seed, 3) == 0 ? 1 + test_below(&seed, 150) : 0,
+            .softcap = test_below(&seed, 3) ? 0 : 2,
+            .sinks = (kvc_dtype)test_below(&seed, 4),
+            .slopes = (kvc_dtype)test_below(&seed, 4),
+            .mask = {.dtype = masks[test_below(&seed, 4)],
+                     .pattern = (test_pattern)test_below(&seed, 4)},
+            .kv_layout = (test_layout)test_below(&seed, 3),
             .not_causal = !causal};
-        for (int b = 0; b < BATCH; b++) lengths[b] = below(&seed, 301);
+        for (int b = 0; b < BATCH; b++) lengths[b] = test_below(&seed, 301);
         check(&c, &seed);
     }
 }
@@ -177,7 +174,7 @@ static void lengths__of_one_long_sequence_among_short_ones(void **state) {
                              .key_dim = 8,
                              .length = 2500,
                              .lengths = lengths};
-        for (int b = 0; b < BATCH; b++) lengths[b] = b == at ? 2500 : below(&seed, 20);
+        for (int b = 0; b < BATCH; b++) lengths[b] = b == at ? 2500 : test_below(&seed, 20);
         check(&c, &seed);
     }
 }
@@ -192,11 +189,11 @@ static void lengths__of_prompts_are_attended_exactly(void **state) {
                              .q_heads = 8,
                              .kv_heads = 1 + round % 2,
                              .key_dim = 8,
-                             .queries = 30 + below(&seed, 40),
+                             .queries = 30 + test_below(&seed, 40),
                              .length = 400,
                              .lengths = lengths,
                              .not_causal = round == 5};
-        for (int b = 0; b < 3; b++) lengths[b] = below(&seed, b == 1 ? 30 : 401);
+        for (int b = 0; b < 3; b++) lengths[b] = test_below(&seed, b == 1 ? 30 : 401);
         check(&c, &seed);
     }
 }
@@ -317,8 +314,8 @@ static void lengths__may_change_from_run_to_run(void **state) {
     desc.executor = &executor;
     assert_ok(kvc_attention_plan(&plan, &desc));
     for (int round = 0; round < 40; round++) {
-        for (int b = 0; b < 5; b++) lengths[b] = below(&seed, 3) ? below(&seed, 701) : 0;
-        p.c.queries = 1 + below(&seed, 4);
+        for (int b = 0; b < 5; b++) lengths[b] = test_below(&seed, 3) ? test_below(&seed, 701) : 0;
+        p.c.queries = 1 + test_below(&seed, 4);
         p.q.array.shape[2] = p.out.array.shape[2] = p.lse.array.shape[2] = p.c.queries;
         poison_results(&p);
         const kvc_attention_extras extras = test_extras(&p);

@@ -7,10 +7,6 @@
 
 static const kvc_dtype dtypes[] = {KVC_F32, KVC_F16, KVC_BF16};
 
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
 enum { MOST = 6 };
 
 /* Outputs of one problem, and their log-sum-exps as [batch][q_heads][n]. */
@@ -95,15 +91,15 @@ static void compare(const result *given, const result *wanted, const test_case *
 
 static test_case random_case(uint64_t *seed) {
     static const int64_t value_dims[] = {1, 7, 64, 127, 128, 129, 300};
-    const int64_t queries = 1 + below(seed, 3);
-    return (test_case){.batch = 1 + below(seed, 3),
+    const int64_t queries = 1 + test_below(seed, 3);
+    return (test_case){.batch = 1 + test_below(seed, 3),
                        .kv_heads = 2,
-                       .q_heads = 2 * (1 + below(seed, 3)),
-                       .key_dim = 1 + below(seed, 40),
-                       .value_dim = value_dims[below(seed, 7)],
+                       .q_heads = 2 * (1 + test_below(seed, 3)),
+                       .key_dim = 1 + test_below(seed, 40),
+                       .value_dim = value_dims[test_below(seed, 7)],
                        .queries = queries,
-                       .length = queries + below(seed, 200),
-                       .not_causal = below(seed, 2) == 0,
+                       .length = queries + test_below(seed, 200),
+                       .not_causal = test_below(seed, 2) == 0,
                        .amplitude = 2};
 }
 
@@ -112,7 +108,7 @@ static void random_cuts(int64_t *cuts, size_t count, const test_case *c, uint64_
     cuts[0] = 0;
     cuts[count] = c->length;
     for (size_t i = 1; i < count; i++) {
-        const int64_t at = below(seed, c->length - c->queries + 1);
+        const int64_t at = test_below(seed, c->length - c->queries + 1);
         size_t to = i;
         for (; to > 1 && cuts[to - 1] > at; to--) cuts[to] = cuts[to - 1];
         cuts[to] = at;
@@ -125,17 +121,18 @@ static void merge__of_random_ranges_is_attention_over_all_keys(void **state) {
     for (int round = 0; round < 60; round++) {
         const test_case drawn = random_case(&seed);
         test_problem p = test_problem_new(&drawn, &seed);
-        const size_t count = 1 + (size_t)below(&seed, MOST);
-        const kvc_dtype part_dtype = dtypes[below(&seed, 3)], dtype = dtypes[below(&seed, 3)];
+        const size_t count = 1 + (size_t)test_below(&seed, MOST);
+        const kvc_dtype part_dtype = dtypes[test_below(&seed, 3)],
+                        dtype = dtypes[test_below(&seed, 3)];
         int64_t cuts[MOST + 1];
         random_cuts(cuts, count, &p.c, &seed);
         result parts[MOST];
         for (size_t i = 0; i < count; i++) {
-            parts[i] = result_new(&p.c, part_dtype, (test_layout)below(&seed, 3));
+            parts[i] = result_new(&p.c, part_dtype, (test_layout)test_below(&seed, 3));
             attend_range(&parts[i], &p, cuts[i], cuts[i + 1],
-                         below(&seed, 2) ? KVC_PATH_FUSED : KVC_PATH_REFERENCE);
+                         test_below(&seed, 2) ? KVC_PATH_FUSED : KVC_PATH_REFERENCE);
         }
-        result merged = result_new(&p.c, dtype, (test_layout)below(&seed, 3));
+        result merged = result_new(&p.c, dtype, (test_layout)test_below(&seed, 3));
         result whole = result_new(&p.c, KVC_F32, TEST_HEAD_MAJOR);
         attend_range(&whole, &p, 0, p.c.length, KVC_PATH_REFERENCE);
         merge(&merged, parts, count);

@@ -8,6 +8,7 @@
 #include <kvcache/trace.h>
 
 #include "attention/plan.h"
+#include "base/isa.h"
 #include "support/attend.h"
 #include "support/support.h"
 
@@ -297,13 +298,13 @@ static void explain__says_why_of_each_path(void **state) {
     assert_ok(kvc_attention_explain(&e, plan, NULL, 0));
     assert_int_equal(e.path, KVC_PATH_FUSED);
     assert_false(e.slow);
-    const kvc__ops *ops = kvc__ops_best();
-    const bool generic = strcmp(ops->name, "generic") == 0;
-    assert_contains(e.reason, generic ? "portable C" : ops->name);
+    const kvc__isa_choice *choice = kvc__isa_best();
+    const bool generic = choice->isa == KVC__ISA_GENERIC;
+    assert_contains(e.reason, generic ? "portable C" : choice->name);
     assert_contains(e.reason, "group of 2 query heads");
-    assert_contains(e.reason, ops->limit);
+    assert_contains(e.reason, choice->limit);
     assert_true(test_rounds_to_bf16(good.kv_dtype) == !!strstr(e.reason, "rounded to bf16"));
-    if (*ops->remedy) assert_string_equal(e.remedy, ops->remedy);
+    if (*choice->remedy) assert_string_equal(e.remedy, choice->remedy);
     else assert_true(generic == (strlen(e.remedy) > 0));
 
     test_problem p = good_problem();

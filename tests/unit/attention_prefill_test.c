@@ -21,47 +21,24 @@ enum { EACH = 7 };
 enum { EACH = 1 };
 #endif
 
-static kvc_threads *threads;
-
-static int set_up(void **state) {
-    if (test_isa_setup(state) != 0) return 1;
-    assert_ok(kvc_threads_new(&threads, 3));
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    kvc_threads_free(threads);
-    return 0;
-}
-
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
-static void check(const test_case *c, uint64_t *seed) {
-    const kvc_executor executor = kvc_threads_executor(threads);
-    test_check(c, &executor, seed);
-}
-
 /* Every count of lanes left over, from one row on to several panels. */
 static void prefill__takes_every_count_of_rows(void **state) {
     (void)state;
     uint64_t seed = test_seed(61);
     for (int64_t rows = 1; rows <= 200; rows += EACH) {
-        test_case c = {.key_dim = 1 + below(&seed, 20),
-                       .value_dim = 1 + below(&seed, 20),
-                       .length = edges[below(&seed, EDGES)],
-                       .kv_dtype = dtypes[below(&seed, 3)],
-                       .q_dtype = dtypes[below(&seed, 3)],
-                       .out_dtype = dtypes[below(&seed, 3)],
-                       .kv_layout = (test_layout)below(&seed, 3),
-                       .q_layout = (test_layout)below(&seed, 3),
-                       .out_layout = (test_layout)below(&seed, 3)};
+        test_case c = {.key_dim = 1 + test_below(&seed, 20),
+                       .value_dim = 1 + test_below(&seed, 20),
+                       .length = edges[test_below(&seed, EDGES)],
+                       .kv_dtype = dtypes[test_below(&seed, 3)],
+                       .q_dtype = dtypes[test_below(&seed, 3)],
+                       .out_dtype = dtypes[test_below(&seed, 3)],
+                       .kv_layout = (test_layout)test_below(&seed, 3),
+                       .q_layout = (test_layout)test_below(&seed, 3),
+                       .out_layout = (test_layout)test_below(&seed, 3)};
         c.q_heads = rows % 4 == 0 ? 4 : rows % 3 == 0 ? 3 : 1;
         c.queries = rows / c.q_heads;
         c.not_causal = rows % 5 == 0;
-        check(&c, &seed);
+        test_check_threads(&c, &seed);
     }
 }
 
@@ -78,8 +55,8 @@ static void prefill__takes_more_rows_than_a_part_has(void **state) {
                                 .queries = counts[i],
                                 .length = 30,
                                 .not_causal = true};
-        check(&narrow, &seed);
-        check(&wide, &seed);
+        test_check_threads(&narrow, &seed);
+        test_check_threads(&wide, &seed);
     }
 }
 
@@ -92,11 +69,12 @@ static void prefill__takes_every_dim(void **state) {
         for (int t = 0; t < 3; t++) {
             const test_case c = {.q_heads = 3,
                                  .key_dim = dims[i],
-                                 .value_dim = below(&seed, 2) ? dims[i] : 1 + below(&seed, 100),
+                                 .value_dim =
+                                     test_below(&seed, 2) ? dims[i] : 1 + test_below(&seed, 100),
                                  .queries = 12,
                                  .length = dims[i] < 200 ? 80 : 20,
                                  .kv_dtype = dtypes[t]};
-            check(&c, &seed);
+            test_check_threads(&c, &seed);
         }
 }
 
@@ -105,9 +83,9 @@ static void prefill__takes_positions_to_every_edge_of_a_block(void **state) {
     uint64_t seed = test_seed(64);
     for (int64_t length = 1; length <= 135; length += EACH) {
         test_case c = {.q_heads = 2, .key_dim = 5, .queries = 13, .length = length};
-        check(&c, &seed);
-        c.window = 1 + below(&seed, length);
-        check(&c, &seed);
+        test_check_threads(&c, &seed);
+        c.window = 1 + test_below(&seed, length);
+        test_check_threads(&c, &seed);
     }
 }
 
@@ -118,25 +96,25 @@ static void prefill__combines_all_variants(void **state) {
     (void)state;
     uint64_t seed = test_seed(65);
     for (int variants = 0; variants < 128; variants += EACH) {
-        test_case c = {.batch = 1 + below(&seed, 2),
+        test_case c = {.batch = 1 + test_below(&seed, 2),
                        .q_heads = 6,
                        .kv_heads = 2,
-                       .key_dim = 1 + below(&seed, 33),
-                       .queries = 8 + below(&seed, 30),
-                       .length = edges[below(&seed, EDGES)],
-                       .kv_dtype = dtypes[below(&seed, 3)]};
+                       .key_dim = 1 + test_below(&seed, 33),
+                       .queries = 8 + test_below(&seed, 30),
+                       .length = edges[test_below(&seed, EDGES)],
+                       .kv_dtype = dtypes[test_below(&seed, 3)]};
         int64_t lengths[2];
-        for (int b = 0; b < 2; b++) lengths[b] = below(&seed, c.length + 1);
-        if (variants & 1) c.window = edges[below(&seed, EDGES)];
-        if (variants & 2) c.softcap = 1 + (float)below(&seed, 50);
-        if (variants & 4) c.sinks = dtypes[below(&seed, 3)];
-        if (variants & 8) c.slopes = dtypes[below(&seed, 3)];
+        for (int b = 0; b < 2; b++) lengths[b] = test_below(&seed, c.length + 1);
+        if (variants & 1) c.window = edges[test_below(&seed, EDGES)];
+        if (variants & 2) c.softcap = 1 + (float)test_below(&seed, 50);
+        if (variants & 4) c.sinks = dtypes[test_below(&seed, 3)];
+        if (variants & 8) c.slopes = dtypes[test_below(&seed, 3)];
         if (variants & 16) c.lengths = lengths;
         if (variants & 96)
-            c.mask = (test_mask){.dtype = mask_dtypes[below(&seed, 4)],
-                                 .pattern = (test_pattern)below(&seed, 4),
-                                 .once = (unsigned)below(&seed, 16)};
-        check(&c, &seed);
+            c.mask = (test_mask){.dtype = mask_dtypes[test_below(&seed, 4)],
+                                 .pattern = (test_pattern)test_below(&seed, 4),
+                                 .once = (unsigned)test_below(&seed, 16)};
+        test_check_threads(&c, &seed);
     }
 }
 
@@ -155,15 +133,15 @@ static void prefill__shows_nan_to_those_who_see_it(void **state) {
     enum { QUERIES = 45, LENGTH = 131 };
     uint64_t seed = test_seed(66);
     for (int turn = 0; turn < 120; turn += EACH) {
-        const int64_t at = below(&seed, LENGTH), group = 1 + below(&seed, 3);
+        const int64_t at = test_below(&seed, LENGTH), group = 1 + test_below(&seed, 3);
         const bool is_masked = turn % 3 == 0;
         const test_case c = {.q_heads = 2 * group,
                              .kv_heads = 2,
                              .key_dim = 9,
                              .queries = QUERIES,
                              .length = LENGTH,
-                             .window = turn % 2 ? 1 + below(&seed, 100) : 0,
-                             .kv_dtype = dtypes[below(&seed, 3)],
+                             .window = turn % 2 ? 1 + test_below(&seed, 100) : 0,
+                             .kv_dtype = dtypes[test_below(&seed, 3)],
                              .mask = {.dtype = is_masked ? KVC_U8 : 0, .once = 3}};
         test_problem p = test_problem_new(&c, &seed);
         test_set(turn % 4 < 2 ? &p.v.array : &p.k.array, 0, 1, at, 2, (double)NAN);
@@ -193,7 +171,7 @@ static void prefill__follows_scores_that_rise_and_fall(void **state) {
         test_problem_free(&p);
     }
     const test_case large = {.key_dim = 64, .queries = 33, .length = 200, .amplitude = 100};
-    check(&large, &seed);
+    test_check_threads(&large, &seed);
 }
 
 /* All scores of -inf are as if nothing were seen, and some of them weigh nothing. */
@@ -230,7 +208,7 @@ static void prefill__touches_nothing_before_or_behind_its_arrays(void **state) {
         const test_case c = {.q_heads = 2,
                              .key_dim = dims[turn % 5],
                              .queries = 21,
-                             .length = edges[below(&seed, EDGES)],
+                             .length = edges[test_below(&seed, EDGES)],
                              .kv_dtype = dtypes[turn / 5 % 3]};
         test_problem p = test_problem_new(&c, &seed);
         kvc_array *arrays[] = {&p.q.array, &p.k.array, &p.v.array, &p.out.array};
@@ -296,5 +274,5 @@ int main(void) {
         cmocka_unit_test(prefill__touches_nothing_before_or_behind_its_arrays),
         cmocka_unit_test(prefill__gives_the_same_on_any_number_of_threads),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, test_threads_setup, test_threads_teardown);
 }

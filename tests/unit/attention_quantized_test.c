@@ -5,6 +5,7 @@
 #include <kvcache/attention.h>
 #include <kvcache/executor.h>
 
+#include "attention/ops.h"
 #include "support/attend.h"
 #include "support/support.h"
 
@@ -13,10 +14,6 @@ static const kvc_dtype dtypes[] = {KVC_F32, KVC_F16, KVC_BF16};
 #define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 
 static kvc_threads *threads;
-
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
 
 /* Keys or values, packed. */
 typedef struct side {
@@ -64,7 +61,7 @@ static void poison(const side *s, const kvc_array *x) {
 /* On the fused path, there by threads, and now and then on the reference, which is slow. */
 static void check(const test_case *c, int bits, int group, kvc_dtype scaling, uint64_t *seed) {
 #if defined(__SANITIZE_THREAD__) /* takes twenty times as long, and looks for races */
-    if (below(seed, 7) != 0) return;
+    if (test_below(seed, 7) != 0) return;
 #endif
     test_problem p = test_problem_new(c, seed);
     side k = side_new(&p.k.array, bits, group, scaling, c->kv_layout);
@@ -74,7 +71,7 @@ static void check(const test_case *c, int bits, int group, kvc_dtype scaling, ui
     test_poison_unseen(&p);
     poison(&k, &p.k.array);
     poison(&v, &p.v.array);
-    for (int turn = below(seed, 5) ? 1 : 0; turn < 3; turn++) {
+    for (int turn = test_below(seed, 5) ? 1 : 0; turn < 3; turn++) {
         kvc_attention *plan;
         kvc_attention_desc desc = test_desc(&p, turn ? KVC_PATH_FUSED : KVC_PATH_REFERENCE);
         const kvc_attention_extras extras = test_extras(&p);
@@ -104,11 +101,11 @@ static void quantized__every_width_group_and_dim_is_right(void **state) {
             for (int t = 0; t < COUNT(times); t++)
                 for (int s = 0; s < COUNT(dtypes); s++)
                     check(&(test_case){.kv_heads = 2,
-                                       .q_heads = 2 * (1 + below(&seed, 5)),
+                                       .q_heads = 2 * (1 + test_below(&seed, 5)),
                                        .key_dim = groups[g] * times[t],
                                        .value_dim = groups[g] * times[COUNT(times) - 1 - t],
-                                       .kv_layout = (test_layout)below(&seed, 3),
-                                       .length = 1 + below(&seed, 200)},
+                                       .kv_layout = (test_layout)test_below(&seed, 3),
+                                       .length = 1 + test_below(&seed, 200)},
                           widths[b], groups[g], dtypes[s], &seed);
 }
 
@@ -133,7 +130,7 @@ static void quantized__many_rows_are_right(void **state) {
                                .key_dim = 64,
                                .value_dim = 32,
                                .queries = queries,
-                               .length = queries + below(&seed, 100)},
+                               .length = queries + test_below(&seed, 100)},
                   widths[b], 32, KVC_F16, &seed);
 }
 
@@ -142,30 +139,30 @@ static void quantized__variants_are_right(void **state) {
     (void)state;
     uint64_t seed = test_seed(54);
     for (int i = 0; i < 150; i++) {
-        const int64_t heads = 1 + below(&seed, 2), queries = 1 + below(&seed, 4);
-        const int64_t length = queries + below(&seed, 260);
-        const int64_t lengths[] = {below(&seed, length + 1), length};
+        const int64_t heads = 1 + test_below(&seed, 2), queries = 1 + test_below(&seed, 4);
+        const int64_t length = queries + test_below(&seed, 260);
+        const int64_t lengths[] = {test_below(&seed, length + 1), length};
         check(
             &(test_case){
                 .batch = 2,
                 .kv_heads = heads,
-                .q_heads = heads * (1 + below(&seed, 6)),
-                .key_dim = 64 * (1 + below(&seed, 2)),
+                .q_heads = heads * (1 + test_below(&seed, 6)),
+                .key_dim = 64 * (1 + test_below(&seed, 2)),
                 .queries = queries,
                 .length = length,
-                .lengths = below(&seed, 2) ? lengths : NULL,
-                .kv_layout = (test_layout)below(&seed, 3),
-                .window = below(&seed, 2) ? 1 + below(&seed, 150) : 0,
-                .softcap = below(&seed, 3) ? 0 : 5,
-                .sinks = below(&seed, 3) ? 0 : KVC_F32,
-                .slopes = below(&seed, 3) ? 0 : KVC_F16,
-                .mask = {.dtype = below(&seed, 2)   ? 0
-                                  : below(&seed, 2) ? KVC_U8
-                                                    : KVC_F32,
-                         .pattern = (test_pattern)below(&seed, 4)},
+                .lengths = test_below(&seed, 2) ? lengths : NULL,
+                .kv_layout = (test_layout)test_below(&seed, 3),
+                .window = test_below(&seed, 2) ? 1 + test_below(&seed, 150) : 0,
+                .softcap = test_below(&seed, 3) ? 0 : 5,
+                .sinks = test_below(&seed, 3) ? 0 : KVC_F32,
+                .slopes = test_below(&seed, 3) ? 0 : KVC_F16,
+                .mask = {.dtype = test_below(&seed, 2)   ? 0
+                                  : test_below(&seed, 2) ? KVC_U8
+                                                         : KVC_F32,
+                         .pattern = (test_pattern)test_below(&seed, 4)},
             },
-            widths[below(&seed, COUNT(widths))], groups[below(&seed, 2)],
-            dtypes[below(&seed, COUNT(dtypes))], &seed);
+            widths[test_below(&seed, COUNT(widths))], groups[test_below(&seed, 2)],
+            dtypes[test_below(&seed, COUNT(dtypes))], &seed);
     }
 }
 
@@ -217,6 +214,29 @@ static void quantized__words_of_32_bits_are_the_same_bytes(void **state) {
     test_problem_free(&p);
 }
 
+static void quantized__explain_says_how_rows_are_unpacked(void **state) {
+    (void)state;
+    for (int b = 0; b < COUNT(widths); b++) {
+        kvc_attention *plan;
+        kvc_explanation e = {.struct_size = sizeof e};
+        kvc_attention_desc desc = {.struct_size = sizeof desc,
+                                   .q_heads = 2,
+                                   .kv_heads = 2,
+                                   .key_dim = 64,
+                                   .kv_dtype = KVC_BF16,
+                                   .kv_bits = widths[b],
+                                   .kv_group = 64};
+        assert_ok(kvc_attention_plan(&plan, &desc));
+        assert_ok(kvc_attention_explain(&e, plan, NULL, 0));
+        const kvc__ops *ops = kvc__ops_best();
+        const bool in_registers = (widths[b] == 8 && ops->score[KVC__OPS_Q8][0]) ||
+                                  (widths[b] == 4 && ops->score[KVC__OPS_Q4][0]);
+        assert_non_null(strstr(e.reason, in_registers ? "as they are read" : "by blocks"));
+        assert_true(in_registers == !!strstr(e.reason, "as they are read"));
+        kvc_attention_free(plan);
+    }
+}
+
 static void quantized__plans_refuse_what_no_packing_has(void **state) {
     (void)state;
     kvc_attention_desc right = {.struct_size = sizeof right,
@@ -265,6 +285,7 @@ int main(void) {
         cmocka_unit_test(quantized__many_rows_are_right),
         cmocka_unit_test(quantized__variants_are_right),
         cmocka_unit_test(quantized__words_of_32_bits_are_the_same_bytes),
+        cmocka_unit_test(quantized__explain_says_how_rows_are_unpacked),
         cmocka_unit_test(quantized__plans_refuse_what_no_packing_has),
     };
     return cmocka_run_group_tests(tests, begin, end);

@@ -2,7 +2,6 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/half.h"
 #include "support/attend.h"
@@ -13,28 +12,24 @@ enum { PATHS = sizeof paths / sizeof *paths };
 
 static const kvc_dtype dtypes[] = {KVC_F32, KVC_F16, KVC_BF16};
 
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
 /* The rest of a case with this dim, small enough for the reference to be quick. */
 static test_case random_case(int64_t key_dim, uint64_t *seed) {
     static const int64_t groups[] = {1, 2, 3, 4, 8};
     static const int64_t around[] = {0, 1, 31, 32, 33, 63, 64, 65, 96, 255, 256, 257};
     test_case c = {.key_dim = key_dim};
-    c.value_dim = below(seed, 3) ? key_dim : 1 + below(seed, key_dim < 300 ? 300 : 512);
-    c.batch = 1 + below(seed, 3);
-    c.kv_heads = 1 + below(seed, 3);
-    c.q_heads = c.kv_heads * groups[below(seed, 5)];
-    c.queries = below(seed, 2) ? 1 : 1 + below(seed, 70);
-    c.length = below(seed, 2) ? around[below(seed, 12)] : 1 + below(seed, 300);
-    c.kv_dtype = dtypes[below(seed, 3)];
-    c.q_dtype = dtypes[below(seed, 3)];
-    c.out_dtype = dtypes[below(seed, 3)];
-    c.kv_layout = (test_layout)below(seed, 3);
-    c.q_layout = (test_layout)below(seed, 3);
-    c.out_layout = (test_layout)below(seed, 3);
-    c.not_causal = below(seed, 4) == 0;
+    c.value_dim = test_below(seed, 3) ? key_dim : 1 + test_below(seed, key_dim < 300 ? 300 : 512);
+    c.batch = 1 + test_below(seed, 3);
+    c.kv_heads = 1 + test_below(seed, 3);
+    c.q_heads = c.kv_heads * groups[test_below(seed, 5)];
+    c.queries = test_below(seed, 2) ? 1 : 1 + test_below(seed, 70);
+    c.length = test_below(seed, 2) ? around[test_below(seed, 12)] : 1 + test_below(seed, 300);
+    c.kv_dtype = dtypes[test_below(seed, 3)];
+    c.q_dtype = dtypes[test_below(seed, 3)];
+    c.out_dtype = dtypes[test_below(seed, 3)];
+    c.kv_layout = (test_layout)test_below(seed, 3);
+    c.q_layout = (test_layout)test_below(seed, 3);
+    c.out_layout = (test_layout)test_below(seed, 3);
+    c.not_causal = test_below(seed, 4) == 0;
     const int64_t work = c.batch * c.q_heads * c.queries * c.length * (key_dim + c.value_dim);
     if (work > 4000000) c.queries = 1 + (c.queries - 1) * 4000000 / work;
     return c;
@@ -48,12 +43,6 @@ static void compare(const test_case *c, uint64_t *seed) {
     test_problem p = test_problem_new(c, seed);
     test_compare_paths(&p);
     test_problem_free(&p);
-}
-
-static double now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 static void fused__equals_the_reference_for_every_dim(void **state) {
@@ -91,11 +80,11 @@ static void fused__equals_the_reference_in_each_dtype_at_the_end_of_rows(void **
 static void fused__equals_the_reference_on_random_cases(void **state) {
     (void)state;
     uint64_t seed = test_seed(2);
-    const double end = now() + test_seconds(2);
+    const double end = test_now() + test_seconds(2);
     do {
-        const test_case c = random_case(1 + below(&seed, 160), &seed);
+        const test_case c = random_case(1 + test_below(&seed, 160), &seed);
         compare(&c, &seed);
-    } while (now() < end);
+    } while (test_now() < end);
 }
 
 /* Every count of rows left over by tiles of 4 and blocks of 64, and of positions by blocks of 32.
@@ -422,18 +411,18 @@ static void reference__is_what_the_formula_says(void **state) {
     (void)state;
     uint64_t seed = test_seed(17);
     for (int n = 0; n < 60; n++) {
-        const test_case c = {.batch = 1 + below(&seed, 2),
+        const test_case c = {.batch = 1 + test_below(&seed, 2),
                              .q_heads = 4,
-                             .kv_heads = 1 << below(&seed, 3),
-                             .key_dim = 1 + below(&seed, 20),
-                             .value_dim = 1 + below(&seed, 20),
-                             .queries = 1 + below(&seed, 6),
-                             .length = below(&seed, 40),
-                             .kv_dtype = dtypes[below(&seed, 3)],
-                             .out_dtype = dtypes[below(&seed, 3)],
-                             .kv_layout = (test_layout)below(&seed, 4),
-                             .out_layout = (test_layout)below(&seed, 3),
-                             .not_causal = below(&seed, 3) == 0};
+                             .kv_heads = 1 << test_below(&seed, 3),
+                             .key_dim = 1 + test_below(&seed, 20),
+                             .value_dim = 1 + test_below(&seed, 20),
+                             .queries = 1 + test_below(&seed, 6),
+                             .length = test_below(&seed, 40),
+                             .kv_dtype = dtypes[test_below(&seed, 3)],
+                             .out_dtype = dtypes[test_below(&seed, 3)],
+                             .kv_layout = (test_layout)test_below(&seed, 4),
+                             .out_layout = (test_layout)test_below(&seed, 3),
+                             .not_causal = test_below(&seed, 3) == 0};
         test_problem p = test_problem_new(&c, &seed);
         test_run(&p, KVC_PATH_REFERENCE);
         test_compare_formula(&p);

@@ -8,6 +8,7 @@
 #include <kvcache/executor.h>
 
 #include "attention/ops.h"
+#include "base/isa.h"
 #include "support/attend.h"
 #include "support/support.h"
 
@@ -17,31 +18,6 @@ enum { PATHS = sizeof paths / sizeof *paths };
 static const int64_t groups[] = {1, 2, 3, 4, 5, 8};
 static const int64_t query_counts[] = {1, 2, 5, 17};
 static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
-
-/* Positions are cut in up to 12 parts, and in up to 28. */
-static kvc_threads *pools[2];
-
-static int set_up(void **state) {
-    if (test_isa_setup(state) != 0) return 1;
-    assert_ok(kvc_threads_new(&pools[0], 3));
-    assert_ok(kvc_threads_new(&pools[1], 7));
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    for (int i = 0; i < 2; i++) kvc_threads_free(pools[i]);
-    return 0;
-}
-
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
-static void check(const test_case *c, uint64_t *seed) {
-    const kvc_executor executor = kvc_threads_executor(pools[below(seed, 2)]);
-    test_check(c, &executor, seed);
-}
 
 /* Queries of zeros weigh all keys they see alike: the mean of their positions tells which. */
 static void attention__window_counts_the_query_itself(void **state) {
@@ -75,15 +51,16 @@ static void attention__windows_end_anywhere_in_a_block(void **state) {
     for (size_t w = 0; w < sizeof edges / sizeof *edges; w++)
         for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
             for (size_t q = 0; q < 4; q++)
-                check(&(test_case){.q_heads = groups[below(&seed, 6)],
-                                   .key_dim = 16,
-                                   .value_dim = 1 + below(&seed, 20),
-                                   .queries = query_counts[q],
-                                   .length = edges[n],
-                                   .window = edges[w],
-                                   .kv_dtype = (kvc_dtype)(KVC_F32 + below(&seed, 3)),
-                                   .kv_layout = (test_layout)below(&seed, 3)},
-                      &seed);
+                test_check_threads(
+                    &(test_case){.q_heads = groups[test_below(&seed, 6)],
+                                 .key_dim = 16,
+                                 .value_dim = 1 + test_below(&seed, 20),
+                                 .queries = query_counts[q],
+                                 .length = edges[n],
+                                 .window = edges[w],
+                                 .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                                 .kv_layout = (test_layout)test_below(&seed, 3)},
+                    &seed);
 }
 
 /* Rows of one tile, and of one block of 64 rows, that see nothing in common. */
@@ -92,12 +69,12 @@ static void attention__windows_of_a_tile_need_not_overlap(void **state) {
     uint64_t seed = test_seed(33);
     for (int64_t window = 1; window <= 5; window++)
         for (int64_t queries = 2; queries <= 140; queries += 1 + queries / 3)
-            check(&(test_case){.q_heads = 1 + below(&seed, 2),
-                               .key_dim = 8,
-                               .queries = queries,
-                               .length = queries / 2 + below(&seed, 80),
-                               .window = window},
-                  &seed);
+            test_check_threads(&(test_case){.q_heads = 1 + test_below(&seed, 2),
+                                            .key_dim = 8,
+                                            .queries = queries,
+                                            .length = queries / 2 + test_below(&seed, 80),
+                                            .window = window},
+                               &seed);
 }
 
 /* Units in the last place of an f32 near a value, normal ones. */
@@ -118,10 +95,10 @@ static void cap__is_within_its_bound(void **state) {
     for (int turn = 0; turn < 60000; turn++) {
         float s[N + KVC__UNIT_MOST], given[N + KVC__UNIT_MOST];
         const float cap = caps[turn % 5];
-        const int64_t n = 1 + below(&seed, N);
+        const int64_t n = 1 + test_below(&seed, N);
         for (int i = 0; i < N + KVC__UNIT_MOST; i++) {
             const double unit = (double)(int64_t)test_random(&seed) * 0x1p-63;
-            s[i] = (float)ldexp(unit * (double)cap, (int)below(&seed, 40) - 30);
+            s[i] = (float)ldexp(unit * (double)cap, (int)test_below(&seed, 40) - 30);
         }
         memcpy(given, s, sizeof s);
         ops->cap(given, n, cap);
@@ -130,7 +107,7 @@ static void cap__is_within_its_bound(void **state) {
             worst = fmax(worst, ulps((double)given[i] - wanted, wanted));
         }
     }
-    print_message("%s: %.2f ulp\n", ops->name, worst);
+    print_message("%s: %.2f ulp\n", kvc__isa_best()->name, worst);
     assert_true(worst <= 5);
     float edge[KVC__UNIT_MOST] = {INFINITY, -INFINITY, NAN, 0, -0.0f, 3e38f, -3e38f, 1e-30f};
     ops->cap(edge, 8, 30);
@@ -145,15 +122,16 @@ static void attention__caps_scores_before_it_weighs_them(void **state) {
     for (size_t g = 0; g < 6; g++)
         for (size_t q = 0; q < 4; q++)
             for (int dtype = KVC_F32; dtype <= KVC_BF16; dtype++)
-                check(&(test_case){.q_heads = groups[g],
-                                   .key_dim = 24,
-                                   .queries = query_counts[q],
-                                   .length = edges[below(&seed, 9)] + query_counts[q],
-                                   .softcap = g % 2 ? 2 : 30,
-                                   .window = below(&seed, 2) * 70,
-                                   .amplitude = 3,
-                                   .kv_dtype = (kvc_dtype)dtype},
-                      &seed);
+                test_check_threads(
+                    &(test_case){.q_heads = groups[g],
+                                 .key_dim = 24,
+                                 .queries = query_counts[q],
+                                 .length = edges[test_below(&seed, 9)] + query_counts[q],
+                                 .softcap = g % 2 ? 2 : 30,
+                                 .window = test_below(&seed, 2) * 70,
+                                 .amplitude = 3,
+                                 .kv_dtype = (kvc_dtype)dtype},
+                    &seed);
 }
 
 /* The largest score is beyond f32: its row is NaN without a cap, and right with one. */
@@ -181,7 +159,7 @@ static void attention__reads_nothing_before_the_window(void **state) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t row_bytes = DIM * sizeof(float), bytes = LENGTH * row_bytes;
     const int64_t hidden = (int64_t)(16 * page / row_bytes);
-    const kvc_executor executor = kvc_threads_executor(pools[1]);
+    const kvc_executor executor = test_seven_threads();
     uint64_t seed = test_seed(34);
     if (page > 4096) skip();
     for (int turn = 0; turn < 3; turn++) {
@@ -290,5 +268,5 @@ int main(void) {
         cmocka_unit_test(plan__refuses_a_softcap_that_is_none),
         cmocka_unit_test(explain__names_the_variants_of_a_plan),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, test_threads_setup, test_threads_teardown);
 }

@@ -20,19 +20,15 @@ typedef struct side {
     char *data;
 } side;
 
-static int64_t below(uint64_t *random, int64_t n) {
-    return (int64_t)(test_random(random) % (uint64_t)n);
-}
-
 static int random_shape(uint64_t *random, int64_t *shape) {
-    const int ndim = (int)below(random, KVC_MAX_DIMS + 1);
+    const int ndim = (int)test_below(random, KVC_MAX_DIMS + 1);
     const int64_t most[] = {2, 4, 8, 40};
-    const int64_t extents = most[below(random, 4)];
+    const int64_t extents = most[test_below(random, 4)];
     int64_t size = 1;
     for (int i = 0; i < ndim; i++) {
-        shape[i] = 1 + below(random, extents);
-        if (below(random, 4) == 0) shape[i] = 1;
-        if (below(random, 60) == 0) shape[i] = 0;
+        shape[i] = 1 + test_below(random, extents);
+        if (test_below(random, 4) == 0) shape[i] = 1;
+        if (test_below(random, 60) == 0) shape[i] = 0;
         if (size * shape[i] > MOST_ELEMENTS) shape[i] = 1;
         size *= shape[i] ? shape[i] : 1;
     }
@@ -42,18 +38,18 @@ static int random_shape(uint64_t *random, int64_t *shape) {
 /* Strides under which no two elements share a place: axes in any order, gaps, any sign. */
 static void random_strides(uint64_t *random, int64_t *strides, int ndim, const int64_t *shape) {
     int order[KVC_MAX_DIMS];
-    const bool row_major = below(random, 3) == 0, gaps = below(random, 2);
+    const bool row_major = test_below(random, 3) == 0, gaps = test_below(random, 2);
     for (int i = 0; i < ndim; i++) order[i] = ndim - 1 - i;
     for (int i = 0; i < ndim && !row_major; i++) {
-        const int j = i + (int)below(random, ndim - i), axis = order[j];
+        const int j = i + (int)test_below(random, ndim - i), axis = order[j];
         order[j] = order[i];
         order[i] = axis;
     }
     int64_t stride = 1;
     for (int i = 0; i < ndim; i++) {
         const int axis = order[i];
-        if (gaps && below(random, 3) == 0) stride += below(random, 3);
-        strides[axis] = !row_major && below(random, 3) == 0 ? -stride : stride;
+        if (gaps && test_below(random, 3) == 0) stride += test_below(random, 3);
+        strides[axis] = !row_major && test_below(random, 3) == 0 ? -stride : stride;
         stride *= shape[axis] ? shape[axis] : 1;
     }
 }
@@ -159,9 +155,9 @@ static void copy__any_shape_strides_and_dtypes_come_out_as_in_a_naive_one(void *
         random_strides(&random, dst.strides, ndim, shape);
         random_strides(&random, src.strides, ndim, shape);
         for (int axis = 0; axis < ndim; axis++) /* a source may repeat and overlap itself */
-            if (below(&random, 6) == 0) src.strides[axis] = below(&random, 9) - 4;
-        place(&dst, ndim, shape, below(&random, 2));
-        place(&src, ndim, shape, below(&random, 2));
+            if (test_below(&random, 6) == 0) src.strides[axis] = test_below(&random, 9) - 4;
+        place(&dst, ndim, shape, test_below(&random, 2));
+        place(&src, ndim, shape, test_below(&random, 2));
         copy_and_compare(&dst, &src, ndim, shape);
     }
     side_free(&dst);

@@ -7,10 +7,6 @@
 
 enum { MOST_BATCH = 64, PART_ROWS = 64 };
 
-static int64_t below(uint64_t *seed, int64_t n) {
-    return (int64_t)(test_random(seed) % (uint64_t)n);
-}
-
 /* A run, its schedule, and scratch that ends where the schedule says. */
 typedef struct fixture {
     const kvc__job *job;
@@ -83,18 +79,19 @@ static void schedule__covers_every_row_and_position_once(void **state) {
     uint64_t seed = test_seed(61);
     int64_t lengths[MOST_BATCH];
     for (int round = 0; round < 3000; round++) {
-        const int64_t longest = 1 + below(&seed, below(&seed, 2) ? 20000 : 200);
-        const kvc__job job = {.batch = 1 + below(&seed, MOST_BATCH),
-                              .kv_heads = 1 + below(&seed, 9),
-                              .group = 1 + below(&seed, 9),
-                              .queries = below(&seed, 3) ? 1 : 1 + below(&seed, 60),
+        const int64_t longest = 1 + test_below(&seed, test_below(&seed, 2) ? 20000 : 200);
+        const kvc__job job = {.batch = 1 + test_below(&seed, MOST_BATCH),
+                              .kv_heads = 1 + test_below(&seed, 9),
+                              .group = 1 + test_below(&seed, 9),
+                              .queries = test_below(&seed, 3) ? 1 : 1 + test_below(&seed, 60),
                               .length = longest,
-                              .lengths = below(&seed, 4) ? lengths : NULL,
-                              .window = below(&seed, 3) ? INT64_MAX : 1 + below(&seed, 5000),
-                              .causal = below(&seed, 4) > 0};
+                              .lengths = test_below(&seed, 4) ? lengths : NULL,
+                              .window =
+                                  test_below(&seed, 3) ? INT64_MAX : 1 + test_below(&seed, 5000),
+                              .causal = test_below(&seed, 4) > 0};
         for (int b = 0; b < MOST_BATCH; b++)
-            lengths[b] = below(&seed, 5) ? below(&seed, longest + 1) : longest * (b % 2);
-        fixture f = divide(&job, 1 + (int)below(&seed, 20));
+            lengths[b] = test_below(&seed, 5) ? test_below(&seed, longest + 1) : longest * (b % 2);
+        fixture f = divide(&job, 1 + (int)test_below(&seed, 20));
         check(&f);
         free(f.scratch);
     }
@@ -125,15 +122,16 @@ static void schedule__keeps_threads_busy_to_the_end(void **state) {
         for (int threads = 1; threads <= 16; threads *= 2) {
             const bool one_long = round % 3 == 0;
             const kvc__job job = {.batch = round % 3 == 1 ? 1 : 16,
-                                  .kv_heads = 1 + below(&seed, 8),
+                                  .kv_heads = 1 + test_below(&seed, 8),
                                   .group = 4,
                                   .queries = 1,
                                   .length = 32000,
                                   .lengths = lengths,
                                   .window = INT64_MAX,
                                   .causal = true};
-            for (int b = 0; b < 16; b++) lengths[b] = 100 + below(&seed, one_long ? 200 : 7901);
-            lengths[below(&seed, job.batch)] = one_long ? 32000 : 8000;
+            for (int b = 0; b < 16; b++)
+                lengths[b] = 100 + test_below(&seed, one_long ? 200 : 7901);
+            lengths[test_below(&seed, job.batch)] = one_long ? 32000 : 8000;
             fixture f = divide(&job, threads);
             const double ratio = time_to_ideal(&f);
             if (!(ratio <= 1.125))
@@ -173,7 +171,7 @@ static void schedule__hands_out_the_longest_first(void **state) {
                           .lengths = lengths,
                           .window = INT64_MAX,
                           .causal = true};
-    for (int b = 0; b < 16; b++) lengths[b] = below(&seed, 8001);
+    for (int b = 0; b < 16; b++) lengths[b] = test_below(&seed, 8001);
     fixture f = divide(&job, 2);
     int64_t before = INT64_MAX;
     for (int64_t i = 0; i < f.division.parts; i++) {
