@@ -23,8 +23,12 @@ static kvc_status add_mask(kvc__job *job, const kvc_array *mask) {
         return kvc__fail(KVC_E_SHAPE, "extras.mask: dtype %s given, u8, f32, f16 or bf16 wanted",
                          kvc_dtype_name(mask->dtype));
     KVC_TRY(kvc__attention_check(mask, "extras.mask", mask->ndim, mask->shape));
-    job->mask =
-        (kvc__rows){mask->data, mask->dtype, strides[0], strides[1], strides[2], strides[3]};
+    job->mask = (kvc__rows){.data = mask->data,
+                            .dtype = mask->dtype,
+                            .batch_stride = strides[0],
+                            .head_stride = strides[1],
+                            .position_stride = strides[2],
+                            .last_stride = strides[3]};
     return KVC_OK;
 }
 
