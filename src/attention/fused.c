@@ -107,6 +107,7 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
+    w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
     w.block = choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
@@ -288,6 +289,7 @@ static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size
     const int64_t rows = (int64_t)1 << size;
     if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k->count);
     w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    kvc__ahead_go_on(v->ahead, v->count * v->dim);
     w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
 }
 
@@ -337,7 +339,8 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
 }
 
 /* For tiles that have nothing to ask for. */
-static const kvc__ahead nothing_ahead = {.line_elements = INT64_MAX / KVC__STREAMS};
+static const kvc__ahead nothing_ahead = {.line_elements = INT64_MAX / KVC__STREAMS,
+                                         .safe = INT64_MAX};
 
 /* @param ahead  of the first tile that takes the block in, and of the others */
 static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start, int64_t count) {
@@ -352,6 +355,7 @@ static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start,
         rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = kvc__work_tile(w, r);
+        kvc__ahead_go_on(k.ahead, count * k.dim);
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
         k.ahead = v.ahead = &ahead[1];

@@ -122,11 +122,17 @@ static inline int64_t kvc__larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+/** Returns the bytes of an element that a kernel takes: f32, f16, bf16, or u8 of a mask or packed.
+ */
+static inline int64_t kvc__element_bytes(kvc_dtype dtype) {
+    return dtype == KVC_F32 ? 4 : dtype == KVC_U8 ? 1 : 2;
+}
+
 /** Returns the address of an element. */
 static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
-    return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    return (char *)rows->data + element * kvc__element_bytes(rows->dtype);
 }
 
 /** Returns the address of a position's row: all that reads keys, values, scales or biases finds
@@ -140,7 +146,7 @@ static inline char *kvc__kv_at(const kvc__job *job, const kvc__rows *rows, int64
         const int64_t element = h * rows->head_stride + row * rows->position_stride;
         *run = job->map.block_positions - row;
         return kvc__map_block(&job->map, b, position) + rows->offset_bytes +
-               element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+               element * kvc__element_bytes(rows->dtype);
     }
     *run = INT64_MAX;
     if (job->map.rings) position = kvc__ring_row(&job->map.rings[b], position, run);
@@ -149,7 +155,7 @@ static inline char *kvc__kv_at(const kvc__job *job, const kvc__rows *rows, int64
 
 /** Returns the bits of an element of keys and values. */
 static inline int64_t kvc__element_bits(kvc__format format) {
-    return format.bits ? format.bits : 8 * (int64_t)kvc_dtype_size_bytes(format.dtype);
+    return format.bits ? format.bits : 8 * kvc__element_bytes(format.dtype);
 }
 
 /** Returns the bytes of a row of keys or values, without scales and biases. */

@@ -48,20 +48,16 @@ typedef struct kvc__ahead {
     /* Where the rows of all streams touch and are as long, by turns a line: */
     int64_t line_elements; /**< > 0 */
     int64_t offset_bytes;
-    int64_t limit_bytes; /**< the first offset of end_bytes */
     /* Otherwise a row: */
     int turn;                    /**< the stream that is next */
     int64_t width[KVC__STREAMS]; /**< elements of a row, as tiles count them */
     int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
-    int64_t left[KVC__STREAMS]; /**< rows before the run ends */
-    /* Where rows stop to follow each other (cache/map.h), of each stream: */
-    const struct kvc__work *work;    /**< whose rows these are */
-    int64_t next[KVC__STREAMS];      /**< the position at which it goes on */
-    int64_t end_bytes[KVC__STREAMS]; /**< the offset at which that is due; INT64_MAX: never */
+    /* Where rows stop to follow each other (ahead.c): */
+    int64_t safe;                   /**< elements, before whose rows no stream has to go on */
+    const struct kvc__work *work;   /**< whose rows these are */
+    const char *stop[KVC__STREAMS]; /**< where a stream's rows end; NULL: nowhere */
+    int64_t position[KVC__STREAMS]; /**< with which it goes on there */
 } kvc__ahead;
-
-/** Has the streams go on whose runs of rows have ended (ahead.c). Rarely called. */
-void kvc__ahead_turn(kvc__ahead *a);
 
 /** Positions of keys or values. */
 typedef struct kvc__block {
@@ -95,7 +91,6 @@ static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_
     if (a->line_elements > 0) {
         const int64_t round = (int64_t)KVC__STREAMS * a->line_elements;
         for (; a->due >= round; a->due -= round) {
-            if (__builtin_expect(a->offset_bytes >= a->limit_bytes, 0)) kvc__ahead_turn(a);
             for (int i = 0; i < KVC__STREAMS; i++)
                 __builtin_prefetch(a->at[i] + a->offset_bytes, 0, 3);
             a->offset_bytes += LINE_BYTES;
@@ -107,7 +102,6 @@ static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_
             __builtin_prefetch(a->at[a->turn] + i, 0, 3);
         a->at[a->turn] += a->step_bytes[a->turn];
         a->due -= a->width[a->turn];
-        if (__builtin_expect(--a->left[a->turn] == 0, 0)) kvc__ahead_turn(a);
     }
 }
 

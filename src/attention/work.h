@@ -21,6 +21,7 @@ typedef struct kvc__work {
     int64_t key_width, value_width; /**< dims rounded up to whole units, the rest zeros */
     bool adjusts;                   /**< scores are not taken as they are */
     bool direct;                    /**< tiles read K and V where they lie; else a copy in f32 */
+    bool cuts;                      /**< blocks end where rows or kept positions do */
     int64_t block;                  /**< positions taken in together, KVC__BLOCK at most */
     float *scores;                  /**< of a block, for a tile or panel */
     float *q;                       /**< [most / panel][key_width][panel], scaled */
@@ -52,6 +53,7 @@ static inline const char *kvc__work_at(const kvc__work *w, const kvc__rows *rows
  * where tiles read rows as they lie, these follow each other. At least 1, where count is. */
 static inline int64_t kvc__work_together(const kvc__work *w, int64_t start, int64_t count) {
     int64_t run = count;
+    if (!w->cuts) return count;
     if (w->direct) (void)kvc__work_at(w, &w->job->k, start, &run);
     if (start < w->job->keep) run = kvc__smaller(run, w->job->keep - start);
     return kvc__smaller(run, count);
@@ -107,6 +109,17 @@ void kvc__work_keep(const kvc__work *w, int64_t first, int64_t rows, int64_t sta
  * @param w      the part, direct or not; has positions; outlives what is returned
  * @param start  [KVC__LANES], the first position of each */
 kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start);
+
+/** Asks for what is owed, finding rows where a stream has come to the end of its own; and lets
+ * kvc__ask owe what it is asked for next, where it would come to such an end. */
+void kvc__ahead_turn(kvc__ahead *a, int64_t elements);
+
+/** Has to be called before as many elements are computed with. Rows that lie one after another have
+ * no end: it then is a subtraction for a block, and nothing in the loops. */
+static inline void kvc__ahead_go_on(kvc__ahead *a, int64_t elements) {
+    a->safe -= elements;
+    if (a->safe < 0) kvc__ahead_turn(a, elements);
+}
 
 /** Has panels take in the positions of a part. */
 void kvc__prefill(const kvc__work *w);
