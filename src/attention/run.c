@@ -135,35 +135,51 @@ static kvc_status describe_packed(kvc__rows *words, kvc__scaling *scaling, const
     return KVC_OK;
 }
 
-/* [batch][kv_heads][capacity][dim] */
-static kvc__rows rows_of(const kvc__layer_view *layer, const void *data, int64_t dim) {
+/* A plane of a layer: [batch][kv_heads][capacity][dim]. */
+static kvc__rows rows_of(const kvc__layer_view *layer, int plane) {
+    const int64_t dim = layer->rows[plane].dim;
     return (kvc__rows){
-        .data = (void *)data,
-        .dtype = layer->dtype,
-        .batch_stride = layer->kv_heads * layer->capacity * dim,
+        .data = (void *)layer->planes[plane],
+        .dtype = layer->rows[plane].dtype,
+        .batch_stride = layer->spec.kv_heads * layer->capacity * dim,
         .head_stride = layer->capacity * dim,
         .position_stride = dim,
         .last_stride = 1,
     };
 }
 
-kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
-                                    const kvc__layer_view *layer) {
-    KVC_TRY(begin_job(job, plan, layer->length));
-    KVC_TRY(check_device(layer->device, "cache"));
-    if (layer->batch != job->batch || layer->kv_heads != job->kv_heads ||
-        layer->key_dim != job->key_dim || layer->value_dim != job->value_dim ||
-        layer->dtype != plan->desc.kv_dtype)
+static kvc_status check_layer(const kvc__job *job, const kvc__layer_view *layer) {
+    const kvc_layer_spec *spec = &layer->spec;
+    if (layer->batch != job->batch || spec->kv_heads != job->kv_heads ||
+        spec->key_dim != job->key_dim || spec->value_dim != job->value_dim ||
+        spec->dtype != job->format.dtype)
         return kvc__fail(
             KVC_E_SHAPE,
             "layer: batch %lld, kv_heads %lld, key_dim %lld, value_dim %lld, %s given; "
             "the plan is for %lld, %lld, %lld, %lld, %s",
-            (long long)layer->batch, (long long)layer->kv_heads, (long long)layer->key_dim,
-            (long long)layer->value_dim, kvc_dtype_name(layer->dtype), (long long)job->batch,
+            (long long)layer->batch, (long long)spec->kv_heads, (long long)spec->key_dim,
+            (long long)spec->value_dim, kvc_dtype_name(spec->dtype), (long long)job->batch,
             (long long)job->kv_heads, (long long)job->key_dim, (long long)job->value_dim,
-            kvc_dtype_name(plan->desc.kv_dtype));
-    job->k = rows_of(layer, layer->k, layer->key_dim);
-    job->v = rows_of(layer, layer->v, layer->value_dim);
+            kvc_dtype_name(job->format.dtype));
+    if (spec->kv_bits == job->format.bits && spec->kv_group == job->format.group) return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE, "layer: kv_bits %d, kv_group %d given; the plan is for %d, %d",
+                     spec->kv_bits, spec->kv_group, job->format.bits, job->format.group);
+}
+
+kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
+                                    const kvc__layer_view *layer) {
+    KVC_TRY(begin_job(job, plan, layer->length));
+    KVC_TRY(check_device(layer->device, "cache"));
+    KVC_TRY(check_layer(job, layer));
+    if (layer->map.rings || layer->map.tables)
+        return kvc__fail(KVC_E_UNSUPPORTED, "layer: windows and blocks are not attended yet");
+    job->lengths = layer->lengths;
+    job->k = rows_of(layer, KVC__KEYS);
+    job->v = rows_of(layer, KVC__VALUES);
+    if (!job->format.bits) return KVC_OK;
+    job->k_scaling = (kvc__scaling){rows_of(layer, KVC__SCALES), rows_of(layer, KVC__SCALES + 1)};
+    job->v_scaling =
+        (kvc__scaling){rows_of(layer, KVC__SCALES + 2), rows_of(layer, KVC__SCALES + 3)};
     return KVC_OK;
 }
 
@@ -228,7 +244,6 @@ kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache, int64_
     kvc__layer_view view;
     kvc__job job;
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
-    KVC_TRY(kvc__attention_check_plain(plan));
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     KVC_TRY(add_io(&job, plan, q, out));
     KVC_TRY(kvc__attention_add_extras(&job, extras));
