@@ -111,29 +111,41 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
     return status;
 }
 
+/* Returns the first position behind the kept ones that `to` takes: what its ring has room for, as
+ * far as `from` holds it. */
+static int64_t recent(const kvc__layer *to, const kvc__layer *from, int64_t sequence) {
+    const int64_t keep = to->spec.keep;
+    int64_t first = keep;
+    if (to->rings) {
+        const int64_t oldest = from->lengths[sequence] - (to->rings[sequence].rows - keep);
+        if (oldest > first) first = oldest;
+    }
+    if (!from->rings || from->rings[sequence].first == from->spec.keep) return first;
+    return from->rings[sequence].first > first ? from->rings[sequence].first : first;
+}
+
 /* Windows take what they keep and what is recent; what lies between is passed over. */
 static kvc_status copy_sequence(const transfer *t, kvc__layer *to, const kvc__layer *from,
                                 int64_t sequence) {
-    const int64_t length = from->lengths[sequence];
-    const int64_t rows = to->rings ? to->rings[sequence].rows : length;
-    if (length <= rows) return copy_up_to(t, to, from, sequence, length);
-    KVC_TRY(copy_up_to(t, to, from, sequence, to->spec.keep));
-    kvc__ring_pass(to, sequence, length - (rows - to->spec.keep));
-    return copy_up_to(t, to, from, sequence, length);
+    const int64_t first = recent(to, from, sequence);
+    if (first > to->spec.keep) {
+        KVC_TRY(copy_up_to(t, to, from, sequence, to->spec.keep));
+        kvc__ring_pass(to, sequence, first);
+    }
+    return copy_up_to(t, to, from, sequence, from->lengths[sequence]);
 }
 
 static kvc_status check_held(const kvc__layer *to, const kvc__layer *from, int64_t index,
                              int64_t sequence) {
-    const int64_t length = from->lengths[sequence];
     if (!from->rings || from->rings[sequence].first == from->spec.keep) return KVC_OK;
-    const int64_t rows = to->rings ? to->rings[sequence].rows : length;
-    const int64_t recent = length - (rows - to->spec.keep), first = from->rings[sequence].first;
-    if (length > rows && recent >= first && to->spec.keep <= from->spec.keep) return KVC_OK;
+    const int64_t held = from->lengths[sequence] - recent(to, from, sequence);
+    if (to->rings && held >= to->spec.window - to->spec.keep && to->spec.keep <= from->spec.keep)
+        return KVC_OK;
     return kvc__fail(KVC_E_RANGE,
                      "from: layer %lld, sequence %lld holds %lld positions at its beginning and "
                      "those from %lld on; to wants more",
                      (long long)index, (long long)sequence, (long long)from->spec.keep,
-                     (long long)first);
+                     (long long)from->rings[sequence].first);
 }
 
 static kvc_status check_layer(const kvc_cache *to, const kvc_cache *from, int64_t index) {
