@@ -68,10 +68,13 @@ static kvc_status append(kvc_cache *cache, int64_t index, const kvc_array *k, co
     if (n == 0) return KVC_OK;
     KVC_TRY(kvc__make_room(cache, layer, counts));
     layer->prepared = 0; /* from here on its room is written, even when a copy then fails */
-    KVC_TRY(kvc__write_side(cache, layer, KVC__KEYS, counts, k));
-    KVC_TRY(kvc__write_side(cache, layer, KVC__VALUES, counts, v));
-    finish(cache, layer, counts, true);
-    return KVC_OK;
+    kvc_status status = kvc__write_side(cache, layer, KVC__KEYS, counts, k);
+    if (status == KVC_OK) status = kvc__write_side(cache, layer, KVC__VALUES, counts, v);
+    if (status == KVC_OK) finish(cache, layer, counts, true);
+    else
+        for (int64_t b = 0; cache->tables && b < cache->desc.batch; b++)
+            kvc__pages_settle(cache, b);
+    return status;
 }
 
 kvc_status kvc_cache_append(kvc_cache *cache, int64_t index, const kvc_array *k,
