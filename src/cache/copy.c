@@ -111,24 +111,34 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
     return status;
 }
 
-/* Windows take what they keep and what is recent; what lies between is passed over. */
+/* The first position that a window still holds of all those behind what it keeps; 0: all of them. */
+static int64_t first_held(const kvc__layer *layer, int64_t sequence) {
+    if (!layer->rings || layer->rings[sequence].first == layer->spec.keep) return 0;
+    return layer->rings[sequence].first;
+}
+
+/* Windows take what they keep and what is recent, as much as they have rows for and `from` holds;
+ * what lies between is passed over. */
 static kvc_status copy_sequence(const transfer *t, kvc__layer *to, const kvc__layer *from,
                                 int64_t sequence) {
-    const int64_t length = from->lengths[sequence];
-    const int64_t rows = to->rings ? to->rings[sequence].rows : length;
-    if (length <= rows) return copy_up_to(t, to, from, sequence, length);
-    KVC_TRY(copy_up_to(t, to, from, sequence, to->spec.keep));
-    kvc__ring_pass(to, sequence, length - (rows - to->spec.keep));
+    const int64_t length = from->lengths[sequence], keep = to->spec.keep;
+    int64_t recent = first_held(from, sequence);
+    if (to->rings) {
+        const int64_t rows = to->spec.window + t->to->desc.slack;
+        if (recent < length - (rows - keep)) recent = length - (rows - keep);
+    }
+    if (recent <= keep) return copy_up_to(t, to, from, sequence, length);
+    KVC_TRY(copy_up_to(t, to, from, sequence, keep));
+    kvc__ring_pass(to, sequence, recent);
     return copy_up_to(t, to, from, sequence, length);
 }
 
 static kvc_status check_held(const kvc__layer *to, const kvc__layer *from, int64_t index,
                              int64_t sequence) {
-    const int64_t length = from->lengths[sequence];
-    if (!from->rings || from->rings[sequence].first == from->spec.keep) return KVC_OK;
-    const int64_t rows = to->rings ? to->rings[sequence].rows : length;
-    const int64_t recent = length - (rows - to->spec.keep), first = from->rings[sequence].first;
-    if (length > rows && recent >= first && to->spec.keep <= from->spec.keep) return KVC_OK;
+    const int64_t first = first_held(from, sequence);
+    const int64_t seen = from->lengths[sequence] - (to->spec.window - to->spec.keep);
+    if (first == 0 || (to->rings && first <= seen && to->spec.keep <= from->spec.keep))
+        return KVC_OK;
     return kvc__fail(KVC_E_RANGE,
                      "from: layer %lld, sequence %lld holds %lld positions at its beginning and "
                      "those from %lld on; to wants more",

@@ -108,6 +108,7 @@ kvc_status kvc__ring_make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts 
         if (most > needed) needed = most;
         if (ring.rows > kept) kept = ring.rows;
     }
+    if (used > layer->capacity) used = layer->capacity; /* passed over, and not written yet */
     if (needed > used || cache->desc.growth != KVC_GROW_EXACT)
         KVC_TRY(kvc__linear_grow(cache, layer, used, needed > used ? needed : used));
     for (int64_t b = 0; b < cache->desc.batch; b++) {
