@@ -57,13 +57,15 @@ static kvc_status add_lse(kvc__job *job, const kvc_array *lse) {
 }
 
 static kvc_status add_lengths(kvc__job *job, const int64_t *lengths) {
-    for (int64_t b = 0; b < job->batch; b++)
-        if (lengths[b] < 0 || lengths[b] > job->length)
+    for (int64_t b = 0; b < job->batch; b++) {
+        const int64_t most = job->lengths ? job->lengths[b] : job->length;
+        if (lengths[b] < 0 || lengths[b] > most)
             return kvc__fail(
                 KVC_E_RANGE,
                 "extras.lengths[%lld]: %lld given, 0 to %lld, the positions that there "
                 "are, wanted",
-                (long long)b, (long long)lengths[b], (long long)job->length);
+                (long long)b, (long long)lengths[b], (long long)most);
+    }
     job->lengths = lengths;
     return KVC_OK;
 }

@@ -38,6 +38,12 @@ static kvc_status check_counts(const kvc_cache *cache, const int64_t *counts, in
     return KVC_OK;
 }
 
+static bool is_nothing(const kvc_cache *cache, kvc__counts counts) {
+    for (int64_t b = 0; b < cache->desc.batch; b++)
+        if (kvc__count(counts, b) > 0) return false;
+    return true;
+}
+
 static void count_append(kvc_cache *cache, const kvc__layer *layer, kvc__counts counts,
                          bool copied) {
     uint64_t positions = 0;
@@ -65,7 +71,7 @@ static kvc_status append(kvc_cache *cache, int64_t index, const kvc_array *k, co
     KVC_TRY(check_positions(cache, layer, layer->spec.value_dim, v, "v", &n));
     if (each) KVC_TRY(check_counts(cache, each, n));
     const kvc__counts counts = {each, n};
-    if (n == 0) return KVC_OK;
+    if (is_nothing(cache, counts)) return KVC_OK;
     KVC_TRY(kvc__make_room(cache, layer, counts));
     layer->prepared = 0; /* from here on its room is written, even when a copy then fails */
     kvc_status status = kvc__write_side(cache, layer, KVC__KEYS, counts, k);

@@ -1,7 +1,5 @@
 #include "cache/cache.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
@@ -18,6 +16,13 @@ const char *kvc_growth_name(kvc_growth growth) {
     return "?";
 }
 
+/* Structs have gaps, which nobody fills: field by field. */
+static bool is_same(const kvc_layer_spec *a, const kvc_layer_spec *b) {
+    return a->kv_heads == b->kv_heads && a->key_dim == b->key_dim && a->value_dim == b->value_dim &&
+           a->dtype == b->dtype && a->window == b->window && a->keep == b->keep &&
+           a->kv_bits == b->kv_bits && a->kv_group == b->kv_group;
+}
+
 /* PAGED: layers and specs are those of the blocks. */
 static kvc_status complete_paged(kvc_cache_desc *desc, const kvc_pool *pool) {
     const kvc_blocks *blocks = desc->blocks;
@@ -30,17 +35,19 @@ static kvc_status complete_paged(kvc_cache_desc *desc, const kvc_pool *pool) {
     desc->layers = blocks->desc.layers;
     desc->specs = blocks->specs;
     desc->spec_count = desc->layers;
-    for (int64_t i = 0; own.specs && i < desc->layers; i++) {
+    bool same = own.specs ? own.layers == desc->layers &&
+                                (own.spec_count == 1 || own.spec_count == own.layers)
+                          : own.layers == 0 || own.layers == desc->layers;
+    for (int64_t i = 0; same && own.specs && i < desc->layers; i++) {
         kvc_layer_spec spec = own.specs[own.spec_count == 1 ? 0 : i];
         KVC_TRY(kvc__spec_complete(&spec, i));
-        if (own.layers != desc->layers || (own.spec_count != 1 && own.spec_count != own.layers) ||
-            memcmp(&spec, &desc->specs[i], sizeof spec) != 0)
-            return kvc__fail(KVC_E_INVALID,
-                             "desc.specs: not those of desc.blocks, which has %lld layers; the "
-                             "same wanted, or layers 0 and specs NULL",
-                             (long long)desc->layers);
+        same = is_same(&spec, &desc->specs[i]);
     }
-    return KVC_OK;
+    if (same) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "desc.layers, desc.specs: not those of desc.blocks, which has %lld layers; "
+                     "the same wanted, or layers 0 and specs NULL",
+                     (long long)desc->layers);
 }
 
 /* Brings a description into its full form: defaults filled, every field but the specs checked. */

@@ -95,6 +95,7 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
     const int64_t begin = to->lengths[sequence];
     const kvc__counts counts = {t->counts, 0};
     kvc_status status;
+    if (end == begin) return KVC_OK; /* EXACT would shrink, to a buffer of nothing */
     t->counts[sequence] = end - begin;
     status = kvc__make_room(t->to, to, counts);
     for (int64_t at = begin; status == KVC_OK && at < end;) {
@@ -111,39 +112,41 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
     return status;
 }
 
-/* The first position that a window still holds of all those behind what it keeps; 0: all of them. */
-static int64_t first_held(const kvc__layer *layer, int64_t sequence) {
-    if (!layer->rings || layer->rings[sequence].first == layer->spec.keep) return 0;
-    return layer->rings[sequence].first;
+/* Returns the first position behind the kept ones that `to` takes: what its ring has room for, as
+ * far as `from` holds it. */
+static int64_t recent(const kvc__layer *to, const kvc__layer *from, int64_t sequence) {
+    const int64_t keep = to->spec.keep;
+    int64_t first = keep;
+    if (to->rings) {
+        const int64_t oldest = from->lengths[sequence] - (to->rings[sequence].rows - keep);
+        if (oldest > first) first = oldest;
+    }
+    if (!from->rings || from->rings[sequence].first == from->spec.keep) return first;
+    return from->rings[sequence].first > first ? from->rings[sequence].first : first;
 }
 
-/* Windows take what they keep and what is recent, as much as they have rows for and `from` holds;
- * what lies between is passed over. */
+/* Windows take what they keep and what is recent; what lies between is passed over. */
 static kvc_status copy_sequence(const transfer *t, kvc__layer *to, const kvc__layer *from,
                                 int64_t sequence) {
-    const int64_t length = from->lengths[sequence], keep = to->spec.keep;
-    int64_t recent = first_held(from, sequence);
-    if (to->rings) {
-        const int64_t rows = to->spec.window + t->to->desc.slack;
-        if (recent < length - (rows - keep)) recent = length - (rows - keep);
+    const int64_t first = recent(to, from, sequence);
+    if (first > to->spec.keep) {
+        KVC_TRY(copy_up_to(t, to, from, sequence, to->spec.keep));
+        kvc__ring_pass(to, sequence, first);
     }
-    if (recent <= keep) return copy_up_to(t, to, from, sequence, length);
-    KVC_TRY(copy_up_to(t, to, from, sequence, keep));
-    kvc__ring_pass(to, sequence, recent);
-    return copy_up_to(t, to, from, sequence, length);
+    return copy_up_to(t, to, from, sequence, from->lengths[sequence]);
 }
 
 static kvc_status check_held(const kvc__layer *to, const kvc__layer *from, int64_t index,
                              int64_t sequence) {
-    const int64_t first = first_held(from, sequence);
-    const int64_t seen = from->lengths[sequence] - (to->spec.window - to->spec.keep);
-    if (first == 0 || (to->rings && first <= seen && to->spec.keep <= from->spec.keep))
+    if (!from->rings || from->rings[sequence].first == from->spec.keep) return KVC_OK;
+    const int64_t held = from->lengths[sequence] - recent(to, from, sequence);
+    if (to->rings && held >= to->spec.window - to->spec.keep && to->spec.keep <= from->spec.keep)
         return KVC_OK;
     return kvc__fail(KVC_E_RANGE,
                      "from: layer %lld, sequence %lld holds %lld positions at its beginning and "
                      "those from %lld on; to wants more",
                      (long long)index, (long long)sequence, (long long)from->spec.keep,
-                     (long long)first);
+                     (long long)from->rings[sequence].first);
 }
 
 static kvc_status check_layer(const kvc_cache *to, const kvc_cache *from, int64_t index) {

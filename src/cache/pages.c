@@ -206,9 +206,9 @@ kvc_status kvc_cache_block_table(const kvc_cache *cache, int64_t sequence, const
 kvc_status kvc_cache_adopt(kvc_cache *cache, int64_t sequence, const int32_t *ids, int64_t n) {
     KVC_TRY(check_paged(cache, sequence));
     int64_t positions;
-    if (n < 0 || (n > 0 && !ids))
-        return kvc__fail(KVC_E_RANGE, "ids: %lld given, at least 0 wanted",
-                         n < 0 ? (long long)n : 0LL);
+    if (n < 0) return kvc__fail(KVC_E_RANGE, "n: %lld given, at least 0 wanted", (long long)n);
+    if (n > 0 && !ids)
+        return kvc__fail(KVC_E_INVALID, "ids: NULL given, %lld blocks wanted", (long long)n);
     if (longest(cache, sequence) > 0)
         return kvc__fail(KVC_E_RANGE, "sequence: %lld has %lld positions, an empty one wanted",
                          (long long)sequence, (long long)longest(cache, sequence));

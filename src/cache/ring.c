@@ -18,11 +18,14 @@ void kvc__ring_clear(const kvc_cache *cache, kvc__layer *layer, int64_t sequence
                                          .first = keep};
 }
 
-int64_t kvc__ring_rows_used(const kvc__layer *layer, int64_t sequence) {
-    const kvc__ring *ring = &layer->rings[sequence];
+/* Rows that a ring uses with so many positions: once it has turned, all. */
+static int64_t rows_with(const kvc__ring *ring, int64_t length) {
     const bool in_order = ring->origin == ring->keep && ring->first == ring->keep;
-    return in_order && layer->lengths[sequence] < ring->rows ? layer->lengths[sequence]
-                                                             : ring->rows;
+    return in_order && length < ring->rows ? length : ring->rows;
+}
+
+int64_t kvc__ring_rows_used(const kvc__layer *layer, int64_t sequence) {
+    return rows_with(&layer->rings[sequence], layer->lengths[sequence]);
 }
 
 /* What the ring of a sequence is to be before n more positions. */
@@ -101,8 +104,7 @@ kvc_status kvc__ring_make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts 
     for (int64_t b = 0; b < cache->desc.batch; b++) {
         const kvc__ring ring = wanted_for(cache, layer, b, kvc__count(counts, b));
         const int64_t before = kvc__ring_rows_used(layer, b);
-        const int64_t after = layer->lengths[b] + kvc__count(counts, b);
-        const int64_t most = ring.rows < after ? ring.rows : after;
+        const int64_t most = rows_with(&ring, layer->lengths[b] + kvc__count(counts, b));
         if (before > used) used = before;
         if (before > needed && ring.rows > rows) needed = before;
         if (most > needed) needed = most;
@@ -117,7 +119,7 @@ kvc_status kvc__ring_make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts 
         move_rows(cache, layer, b, &ring);
         layer->rings[b] = ring;
     }
-    if (used > rows && kept == rows) kvc__linear_shrink(cache, layer, rows);
+    if (kept == rows) kvc__linear_shrink(cache, layer, rows); /* that of a long append */
     return KVC_OK;
 }
 

@@ -135,26 +135,27 @@ static void plan_moves(moves *m, const int64_t *from, int64_t batch) {
     plan_circles(m, from, batch);
 }
 
-/* The rows of one sequence in a plane, from row 0 on. */
-static kvc_strided sequence_rows(const kvc__layer *layer, const kvc__plane *plane, void *base,
-                                 int64_t sequence, int64_t capacity, const int64_t *strides) {
-    const size_t bytes = (size_t)(sequence * layer->spec.kv_heads * capacity) * plane->row.bytes;
-    return (kvc_strided){(char *)base + bytes, plane->row.dtype, strides};
+static char *first_row(const kvc__layer *layer, const kvc__plane *plane, int64_t sequence) {
+    const int64_t rows = sequence * layer->spec.kv_heads * layer->capacity;
+    return (char *)kvc_buffer_data(plane->buffer) + (size_t)rows * plane->row.bytes;
 }
 
-/* Moves [kv_heads][rows][dim] of a plane. aside has room for as many rows as a sequence can have.
- */
+/* Moves [kv_heads][rows][dim] of a plane. Aside, heads follow each other without spare room. */
 static kvc_status move_plane(const kvc_cache *cache, const kvc__layer *layer,
                              const kvc__plane *plane, move m, int64_t rows, void *aside) {
-    const int64_t shape[3] = {layer->spec.kv_heads, rows, plane->row.dim};
-    const int64_t strides[3] = {layer->capacity * plane->row.dim, plane->row.dim, 1};
+    const int64_t dim = plane->row.dim;
+    const int64_t shape[3] = {layer->spec.kv_heads, rows, dim};
+    const int64_t here[3] = {layer->capacity * dim, dim, 1}, there[3] = {rows * dim, dim, 1};
+    kvc_strided to = {aside, plane->row.dtype, there}, from = to;
     if (rows == 0) return KVC_OK;
-    char *data = kvc_buffer_data(plane->buffer);
-    const kvc_strided to = sequence_rows(layer, plane, m.to == ASIDE ? aside : data,
-                                         m.to == ASIDE ? 0 : m.to, layer->capacity, strides);
-    const kvc_strided from = sequence_rows(layer, plane, m.from == ASIDE ? aside : data,
-                                           m.from == ASIDE ? 0 : m.from, layer->capacity, strides);
+    if (m.to != ASIDE) to = (kvc_strided){first_row(layer, plane, m.to), plane->row.dtype, here};
+    if (m.from != ASIDE)
+        from = (kvc_strided){first_row(layer, plane, m.from), plane->row.dtype, here};
     return kvc__device_copy(kvc_pool_device(cache->pool), &to, &from, 3, shape);
+}
+
+static int64_t rows_used(const kvc__layer *layer, int64_t sequence) {
+    return layer->rings ? kvc__ring_rows_used(layer, sequence) : layer->lengths[sequence];
 }
 
 /* Bytes of a sequence aside, of the plane that has most. */
@@ -162,9 +163,11 @@ static size_t aside_bytes(const kvc_cache *cache) {
     size_t most = 0;
     for (int64_t i = 0; i < cache->desc.layers; i++) {
         const kvc__layer *layer = &cache->layers[i];
+        int64_t rows = 0;
+        for (int64_t b = 0; b < cache->desc.batch; b++)
+            if (rows_used(layer, b) > rows) rows = rows_used(layer, b);
         for (int p = 0; p < layer->planes_used; p++) {
-            const size_t bytes =
-                (size_t)(layer->spec.kv_heads * layer->capacity) * layer->planes[p].row.bytes;
+            const size_t bytes = (size_t)(layer->spec.kv_heads * rows) * layer->planes[p].row.bytes;
             if (bytes > most) most = bytes;
         }
     }
@@ -180,10 +183,6 @@ typedef struct state {
 static state state_of(const kvc__layer *layer, int64_t sequence) {
     return (state){layer->lengths[sequence],
                    layer->rings ? layer->rings[sequence] : (kvc__ring){0}};
-}
-
-static int64_t rows_used(const kvc__layer *layer, int64_t sequence) {
-    return layer->rings ? kvc__ring_rows_used(layer, sequence) : layer->lengths[sequence];
 }
 
 static kvc_status move_layer(const kvc_cache *cache, kvc__layer *layer, const moves *m,

@@ -43,16 +43,9 @@ static kvc_status check_need(const kvc_cache *cache, const kvc__layer *layer, in
     return KVC_OK;
 }
 
-static bool is_nothing(const kvc_cache *cache, kvc__counts counts) {
-    for (int64_t b = 0; b < cache->desc.batch; b++)
-        if (kvc__count(counts, b) > 0) return false;
-    return true;
-}
-
 kvc_status kvc__make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts counts) {
     int64_t need;
     KVC_TRY(check_need(cache, layer, &need, counts));
-    if (is_nothing(cache, counts)) return KVC_OK; /* EXACT would shrink, to a buffer of nothing */
     if (cache->tables) return kvc__pages_make_room(cache, layer, counts);
     if (layer->rings) return kvc__ring_make_room(cache, layer, counts);
     /* Prepared positions come along: their caller may have written them. */
