@@ -17,9 +17,9 @@ enum { CACHES = 3, MAX_LAYERS = 3, MAX_BATCH = 4, HELD_BLOCKS = 6, VIEWS = 4, LO
 
 /* A block that the test holds a reference to, and what it must go on to hold. */
 typedef struct held_block {
-    int32_t id;                     /* KVC_BLOCK_NONE: none */
-    int64_t count[MAX_LAYERS];      /* positions of it that were live */
-    uint8_t *records[MAX_LAYERS];   /* [count] */
+    int32_t id;                   /* KVC_BLOCK_NONE: none */
+    int64_t count[MAX_LAYERS];    /* positions of it that were live */
+    uint8_t *records[MAX_LAYERS]; /* [count] */
 } held_block;
 
 /* A view of a layer without a window, and how much of it must still be there. */
@@ -34,7 +34,7 @@ typedef struct model {
     uint64_t random;
     test_device device;
     kvc_pool *pool;
-    bool plain; /* on the test device: neither windows nor packed rows */
+    bool plain;                       /* on the test device: neither windows nor packed rows */
     int64_t layers, batch, positions; /* positions: of a block */
     kvc_layer_spec geometry[MAX_LAYERS], paged[MAX_LAYERS];
     kvc_blocks *blocks;
@@ -119,8 +119,8 @@ static void fail_somewhere(model *m) {
         (void)kvc_pool_memory_limit_set(m->pool, (size_t)stats.active_bytes + room);
     }
     if (one_in(m, 6))
-        test_fault_arm((size_t)between(m, 1, 8), one_in(m, 4) ? TEST_FAULT_ONCE
-                                                              : TEST_FAULT_FOREVER);
+        test_fault_arm((size_t)between(m, 1, 8),
+                       one_in(m, 4) ? TEST_FAULT_ONCE : TEST_FAULT_FOREVER);
 }
 
 /* Ends the fault; tells whether the call failed of it. */
@@ -336,9 +336,9 @@ static void append(model *m, int c, int64_t layer) {
     kvc_status status;
     do {
         fail_somewhere(m);
-        status = ragged ? kvc_cache_append_ragged(m->caches[c], layer, &s.k.array, &s.v.array,
-                                                  counts)
-                        : kvc_cache_append(m->caches[c], layer, &s.k.array, &s.v.array);
+        status = ragged
+                     ? kvc_cache_append_ragged(m->caches[c], layer, &s.k.array, &s.v.array, counts)
+                     : kvc_cache_append(m->caches[c], layer, &s.k.array, &s.v.array);
     } while (again(m, c, status, allowed));
     if (allowed) naive_batch_append(&m->naives[c], layer, &s.k.array, &s.v.array, counts);
     free_sources(&s);
@@ -391,8 +391,8 @@ static void trim(model *m, int c) {
             if (n < most) most = n;
         }
     const int64_t n = one_in(m, 4) ? most + between(m, 1, 3) : between(m, 0, most);
-    const kvc_status status = all ? kvc_cache_trim(m->caches[c], n)
-                                  : kvc_cache_trim_sequence(m->caches[c], first, n);
+    const kvc_status status =
+        all ? kvc_cache_trim(m->caches[c], n) : kvc_cache_trim_sequence(m->caches[c], first, n);
     assert_int_equal(status, n <= most ? KVC_OK : KVC_E_RANGE);
     m->trims += status == KVC_OK && n > 0;
     m->refusals += status != KVC_OK;
@@ -472,7 +472,8 @@ static bool can_copy(const model *m, int to, int from) {
 static void copy(model *m, int to, int from) {
     kvc_status status;
     bool empty = true;
-    for (int64_t i = 0; i < m->layers; i++) empty = empty && kvc_cache_length(m->caches[to], i) == 0;
+    for (int64_t i = 0; i < m->layers; i++)
+        empty = empty && kvc_cache_length(m->caches[to], i) == 0;
     if (to == from || !empty) {
         assert_fails(kvc_cache_copy(m->caches[to], m->caches[from]), KVC_E_INVALID);
         return;

@@ -37,10 +37,8 @@ static size_t record_bytes(const kvc_layer_spec *spec) {
 void naive_batch_init(naive_batch *naive, const kvc_cache *cache) {
     kvc_cache_desc desc = {.struct_size = sizeof desc};
     assert_ok(kvc_cache_desc_get(cache, &desc));
-    *naive = (naive_batch){.layers = desc.layers,
-                           .batch = desc.batch,
-                           .slack = desc.slack,
-                           .blocks = desc.blocks};
+    *naive = (naive_batch){
+        .layers = desc.layers, .batch = desc.batch, .slack = desc.slack, .blocks = desc.blocks};
     naive->specs = calloc((size_t)desc.layers, sizeof *naive->specs);
     naive->lists = calloc((size_t)(desc.layers * desc.batch), sizeof *naive->lists);
     assert_true(naive->specs && naive->lists);
@@ -72,7 +70,8 @@ static uint8_t *extend(naive_list *list, int64_t n) {
 }
 
 void naive_list_append(naive_list *list, const uint8_t *bytes, int64_t n) {
-    memcpy(extend(list, n), bytes, (size_t)n * list->record_bytes);
+    uint8_t *to = extend(list, n);
+    if (n > 0) memcpy(to, bytes, (size_t)n * list->record_bytes);
 }
 
 /* Element [b][h][p][d]. */
@@ -170,7 +169,7 @@ void naive_batch_clear(naive_batch *naive, int64_t sequence) {
 
 static void replace(naive_list *to, const naive_list *from) {
     to->length = 0;
-    if (from->length > 0) naive_list_append(to, from->bytes, from->length);
+    naive_list_append(to, from->bytes, from->length);
     to->sees_from = from->sees_from;
     to->trimmable = from->trimmable;
 }
@@ -333,10 +332,10 @@ static void assert_blocks_equal(const naive_batch *naive, const kvc_cache *cache
             if (list->length > longest) longest = list->length;
             for (int64_t at = 0; at < list->length; at += desc.positions) {
                 const int64_t left = list->length - at;
-                const int64_t differs = block_differs(
-                    naive->blocks, ids[at / desc.positions], i, &naive->specs[i],
-                    list->bytes + (size_t)at * list->record_bytes,
-                    left < desc.positions ? left : desc.positions);
+                const int64_t differs =
+                    block_differs(naive->blocks, ids[at / desc.positions], i, &naive->specs[i],
+                                  list->bytes + (size_t)at * list->record_bytes,
+                                  left < desc.positions ? left : desc.positions);
                 if (differs >= 0)
                     fail_msg("layer %lld, sequence %lld: position %lld differs", (long long)i,
                              (long long)b, (long long)(at + differs));

@@ -24,7 +24,7 @@ typedef struct naive_list {
 typedef struct naive_batch {
     int64_t layers, batch, slack;
     kvc_layer_spec *specs; /* [layers] */
-    naive_list *lists; /* [layers][batch] */
+    naive_list *lists;     /* [layers][batch] */
     kvc_blocks *blocks;    /* of a paged cache; else NULL */
 } naive_batch;
 
