@@ -211,13 +211,15 @@ KVC_API kvc_status kvc_cache_clear_sequence(kvc_cache *cache, int64_t sequence);
  * position is copied.
  * @param to    what it held is dropped
  * @param from  may be to
- * @errors KVC_E_INVALID to, from; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. */
+ * @errors KVC_E_INVALID to, from. Nothing changed. KVC_E_UNSUPPORTED the device cannot copy: `to`
+ *         is empty. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_fork(kvc_cache *cache, int64_t to, int64_t from);
 
 /** Makes sequence b hold what sequence from[b] did, for all b at once: the step of a beam search.
  * Costs as forks do; a sequence that stays where it is costs nothing.
  * @param from  [batch]; one may come several times, or not at all
- * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. */
+ * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. KVC_E_UNSUPPORTED the
+ *         device cannot copy: those that were to change are empty. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_reorder(kvc_cache *cache, const int64_t *from);
 
 /** Appends all that a cache holds to an empty one of the same layers and batch, whatever their
