@@ -130,8 +130,8 @@ KVC_API void kvc_cache_free(kvc_cache *cache);
  *           pass; borrowed for the call, not overlapping the cache
  * @param v  [batch][kv_heads][n][value_dim], as k
  * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_RANGE more
- *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the pages
- *         that it had got before the refusal, PAGED its own copies of blocks that were shared.
+ *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the
+ * pages that it had got before the refusal, PAGED its own copies of blocks that were shared.
  *         KVC_E_UNSUPPORTED the device cannot convert: the live positions are as before, room may
  *         have grown, what was prepared is void. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer,
@@ -219,8 +219,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_fork(kvc_cache *cache, int64_t to, int
 /** Makes sequence b hold what sequence from[b] did, for all b at once: the step of a beam search.
  * Costs as forks do; a sequence that stays where it is costs nothing.
  * @param from  [batch]; one may come several times, or not at all
- * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. KVC_E_UNSUPPORTED the
- *         device cannot copy: those that were to change are empty. */
+ * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. KVC_E_UNSUPPORTED
+ * the device cannot copy: those that were to change are empty. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_reorder(kvc_cache *cache, const int64_t *from);
 
 /** Appends all that a cache holds to an empty one of the same layers and batch, whatever their
