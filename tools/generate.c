@@ -102,11 +102,12 @@ void session_print_shares(const session *s, uint64_t ns) {
 }
 
 static void print_guesses(const generation_figures *f) {
+    const int64_t positions = f->forwards + f->accepted;
     (void)fprintf(stderr,
                   "%-12s%lld of %lld drafted tokens accepted; %lld forwards for %lld "
                   "positions\n",
                   "speculation", (long long)f->accepted, (long long)f->drafted,
-                  (long long)f->forwards, (long long)(f->forwards + f->accepted));
+                  (long long)f->forwards, (long long)positions);
 }
 
 static void print_times(session *s) {
