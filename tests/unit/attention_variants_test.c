@@ -77,6 +77,33 @@ static void attention__windows_of_a_tile_need_not_overlap(void **state) {
                                &seed);
 }
 
+/* A window of W of which K are kept: they count once, wherever they touch what is recent. */
+static void attention__windows_keep_first_positions_in_sight(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(39);
+    for (size_t w = 0; w < sizeof edges / sizeof *edges; w++)
+        for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
+            for (size_t q = 0; q < 4; q++) {
+                const int64_t keeps[] = {1, 4, 64, edges[w] - 1};
+                const int64_t keep = keeps[test_below(&seed, 4)];
+                test_check_threads(
+                    &(test_case){.q_heads = groups[test_below(&seed, 6)],
+                                 .key_dim = 1 + test_below(&seed, 40),
+                                 .value_dim = 1 + test_below(&seed, 20),
+                                 .queries = query_counts[q],
+                                 .length = edges[n] * 2,
+                                 .window = edges[w],
+                                 .keep = keep < edges[w] ? keep : edges[w] - 1,
+                                 .sinks = test_below(&seed, 2) ? KVC_F32 : 0,
+                                 .slopes = test_below(&seed, 2) ? KVC_F32 : 0,
+                                 .mask = {.dtype = test_below(&seed, 2) ? KVC_U8 : 0,
+                                          .pattern = (test_pattern)test_below(&seed, 4)},
+                                 .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                                 .kv_layout = (test_layout)test_below(&seed, 3)},
+                    &seed);
+            }
+}
+
 /* Units in the last place of an f32 near a value, normal ones. */
 static double ulps(double error, double value) {
     int exponent;
@@ -258,6 +285,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention__window_counts_the_query_itself),
         cmocka_unit_test(attention__windows_end_anywhere_in_a_block),
+        cmocka_unit_test(attention__windows_keep_first_positions_in_sight),
         cmocka_unit_test(attention__windows_of_a_tile_need_not_overlap),
         cmocka_unit_test(cap__is_within_its_bound),
         cmocka_unit_test(attention__caps_scores_before_it_weighs_them),
