@@ -78,7 +78,8 @@ static kvc_growth growth_of(append_kind kind) {
 
 static int cache_start(append_run *run, int64_t length) {
     const append_shape *shape = &run->shape;
-    const kvc_layer_spec spec = {shape->heads, shape->dim, shape->dim, shape->dtype};
+    const kvc_layer_spec spec = {
+        .kv_heads = shape->heads, .key_dim = shape->dim, .dtype = shape->dtype};
     const kvc_cache_desc desc = {
         .struct_size = sizeof desc,
         .layers = shape->caches / 2,

@@ -46,7 +46,7 @@ static bool make_activations(transformer *t, failure *error) {
                  {&t->q, n * m->dim},           {&t->k, n * m->kv_dim},
                  {&t->v, n * m->kv_dim},        {&t->mixed, n * m->dim},
                  {&t->gate, n * m->hidden_dim}, {&t->up, n * m->hidden_dim},
-                 {&t->turns, n * m->head_dim},  {&t->logits, m->vocab_size}};
+                 {&t->turns, n * m->head_dim},  {&t->logits, n * m->vocab_size}};
     const size_t part_count = sizeof parts / sizeof *parts;
     int64_t total = 0;
     for (size_t i = 0; i < part_count; i++) total += parts[i].count;
@@ -139,7 +139,8 @@ static void feed_forward_block(transformer *t, int64_t layer, int64_t n) {
     add(t->x, t->normed, n * m->dim);
 }
 
-bool transformer_forward(transformer *t, const int32_t *tokens, int64_t n, failure *error) {
+bool transformer_forward(transformer *t, const int32_t *tokens, int64_t n, int64_t told,
+                         failure *error) {
     const checkpoint *m = t->model;
     for (int64_t p = 0; p < n; p++)
         memcpy(t->x + p * m->dim, m->embedding + tokens[p] * m->dim, (size_t)m->dim * sizeof *t->x);
@@ -148,8 +149,7 @@ bool transformer_forward(transformer *t, const int32_t *tokens, int64_t n, failu
         if (!attention_block(t, layer, n, error)) return false;
         feed_forward_block(t, layer, n);
     }
-    const float *last = t->x + (n - 1) * m->dim;
-    rms_norm(t->normed, last, m->final_norm, 1, m->dim);
-    matmul(t->logits, t->normed, m->classifier, 1, m->dim, m->vocab_size);
+    rms_norm(t->normed, t->x + (n - told) * m->dim, m->final_norm, told, m->dim);
+    matmul(t->logits, t->normed, m->classifier, told, m->dim, m->vocab_size);
     return true;
 }

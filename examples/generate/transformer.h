@@ -42,7 +42,7 @@ typedef struct transformer {
     float *gate;   /**< [n][hidden_dim] */
     float *up;     /**< [n][hidden_dim] */
     float *turns;  /**< [n][head_dim / 2][2] */
-    float *logits; /**< [vocab_size], of the last position of the last forward */
+    float *logits; /**< [n][vocab_size], of the last positions of the last forward */
     uint64_t append_ns, attention_ns; /**< time spent in the library's two calls */
 } transformer;
 
@@ -55,11 +55,14 @@ bool transformer_init(transformer *out, const checkpoint *model, kvc_pool *pool,
 /** Frees and zeroes it. One that could not be initialised is allowed. */
 void transformer_deinit(transformer *t);
 
-/** Computes n more positions after those in the cache, and the logits of the last.
- * Allocates nothing.
+/** Computes n more positions after those in the cache, and the logits of the last ones.
+ * Allocates nothing. One forward of many positions gives what many of one give, but for the last
+ * bits: attention sums in another order when it has more queries.
  * @param tokens  [n], each 0 <= token < vocab_size
  * @param n       1 to TRANSFORMER_MOST
+ * @param told    1 to n: how many rows of logits to compute, the last being the last position's
  * @return        false leaves a transformer that can only be ended */
-bool transformer_forward(transformer *t, const int32_t *tokens, int64_t n, failure *error);
+bool transformer_forward(transformer *t, const int32_t *tokens, int64_t n, int64_t told,
+                         failure *error);
 
 #endif

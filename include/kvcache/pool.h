@@ -101,6 +101,11 @@ KVC_API KVC_MUST_USE kvc_status kvc_buffer_reserve(kvc_buffer **out, kvc_pool *p
  *         the failing one stay committed. */
 KVC_API KVC_MUST_USE kvc_status kvc_buffer_commit(kvc_buffer *buffer, size_t offset, size_t bytes);
 
+/** Gives back the memory of [offset, offset + bytes) of a reserved buffer: of the steps of
+ * kvc_buffer_commit_unit_bytes that lie wholly within it. Their contents are gone. Nothing is given
+ * back by a device that cannot. */
+KVC_API void kvc_buffer_decommit(kvc_buffer *buffer, size_t offset, size_t bytes);
+
 /** Returns the step of kvc_buffer_commit for this pool's device: some whole pages. */
 KVC_API size_t kvc_buffer_commit_unit_bytes(const kvc_pool *pool);
 

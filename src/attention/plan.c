@@ -22,12 +22,14 @@ kvc_status kvc_attention_desc_for(kvc_attention_desc *out, const kvc_cache *cach
     KVC_TRY(kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc"));
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
     desc.batch = view.batch;
-    desc.kv_heads = view.kv_heads;
-    desc.key_dim = view.key_dim;
-    desc.value_dim = view.value_dim;
-    desc.kv_dtype = view.dtype;
-    desc.window = view.window;
-    desc.keep = view.keep;
+    desc.kv_heads = view.spec.kv_heads;
+    desc.key_dim = view.spec.key_dim;
+    desc.value_dim = view.spec.value_dim;
+    desc.kv_dtype = view.spec.dtype;
+    desc.kv_bits = view.spec.kv_bits;
+    desc.kv_group = view.spec.kv_group;
+    desc.window = view.spec.window;
+    desc.keep = view.spec.keep;
     return kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc");
 }
 

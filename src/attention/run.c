@@ -136,44 +136,57 @@ static kvc_status describe_packed(kvc__rows *words, kvc__scaling *scaling, const
     return KVC_OK;
 }
 
-/* [batch][kv_heads][capacity][dim], or in each block [kv_heads][block_positions][dim] */
-static kvc__rows rows_of(const kvc__layer_view *layer, const void *data, size_t offset_bytes,
-                         int64_t dim) {
+/* A plane of a layer: [batch][kv_heads][capacity][dim], or in each block
+ * [kv_heads][block_positions][dim]. */
+static kvc__rows rows_of(const kvc__layer_view *layer, int plane) {
+    const int64_t dim = layer->rows[plane].dim;
     if (layer->map.tables)
-        return (kvc__rows){.dtype = layer->dtype,
+        return (kvc__rows){.dtype = layer->rows[plane].dtype,
                            .head_stride = layer->map.block_positions * dim,
                            .position_stride = dim,
                            .last_stride = 1,
-                           .offset_bytes = offset_bytes};
+                           .offset_bytes = layer->offset_bytes[plane]};
     return (kvc__rows){
-        .data = (void *)data,
-        .dtype = layer->dtype,
-        .batch_stride = layer->kv_heads * layer->capacity * dim,
+        .data = (void *)layer->planes[plane],
+        .dtype = layer->rows[plane].dtype,
+        .batch_stride = layer->spec.kv_heads * layer->capacity * dim,
         .head_stride = layer->capacity * dim,
         .position_stride = dim,
         .last_stride = 1,
     };
 }
 
-kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
-                                    const kvc__layer_view *layer) {
-    KVC_TRY(begin_job(job, plan, layer->length));
-    KVC_TRY(check_device(layer->device, "cache"));
-    if (layer->batch != job->batch || layer->kv_heads != job->kv_heads ||
-        layer->key_dim != job->key_dim || layer->value_dim != job->value_dim ||
-        layer->dtype != plan->desc.kv_dtype)
+static kvc_status check_layer(const kvc__job *job, const kvc__layer_view *layer) {
+    const kvc_layer_spec *spec = &layer->spec;
+    if (layer->batch != job->batch || spec->kv_heads != job->kv_heads ||
+        spec->key_dim != job->key_dim || spec->value_dim != job->value_dim ||
+        spec->dtype != job->format.dtype)
         return kvc__fail(
             KVC_E_SHAPE,
             "layer: batch %lld, kv_heads %lld, key_dim %lld, value_dim %lld, %s given; "
             "the plan is for %lld, %lld, %lld, %lld, %s",
-            (long long)layer->batch, (long long)layer->kv_heads, (long long)layer->key_dim,
-            (long long)layer->value_dim, kvc_dtype_name(layer->dtype), (long long)job->batch,
+            (long long)layer->batch, (long long)spec->kv_heads, (long long)spec->key_dim,
+            (long long)spec->value_dim, kvc_dtype_name(spec->dtype), (long long)job->batch,
             (long long)job->kv_heads, (long long)job->key_dim, (long long)job->value_dim,
-            kvc_dtype_name(plan->desc.kv_dtype));
-    job->k = rows_of(layer, layer->k, layer->k_offset_bytes, layer->key_dim);
-    job->v = rows_of(layer, layer->v, layer->v_offset_bytes, layer->value_dim);
+            kvc_dtype_name(job->format.dtype));
+    if (spec->kv_bits == job->format.bits && spec->kv_group == job->format.group) return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE, "layer: kv_bits %d, kv_group %d given; the plan is for %d, %d",
+                     spec->kv_bits, spec->kv_group, job->format.bits, job->format.group);
+}
+
+kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
+                                    const kvc__layer_view *layer) {
+    KVC_TRY(begin_job(job, plan, layer->length));
+    KVC_TRY(check_device(layer->device, "cache"));
+    KVC_TRY(check_layer(job, layer));
     job->map = layer->map;
     job->lengths = layer->lengths;
+    job->k = rows_of(layer, KVC__KEYS);
+    job->v = rows_of(layer, KVC__VALUES);
+    if (!job->format.bits) return KVC_OK;
+    job->k_scaling = (kvc__scaling){rows_of(layer, KVC__SCALES), rows_of(layer, KVC__SCALES + 1)};
+    job->v_scaling =
+        (kvc__scaling){rows_of(layer, KVC__SCALES + 2), rows_of(layer, KVC__SCALES + 3)};
     return KVC_OK;
 }
 
@@ -193,8 +206,8 @@ kvc_status kvc__attention_check_held(const kvc__job *job) {
         return kvc__fail(
             KVC_E_RANGE,
             "plan: %lld queries of sequence %lld want positions from %lld on and the first %lld, "
-            "by "
-            "desc.window %lld and desc.keep %lld (0: no limit); the layer holds those from %lld on "
+            "by desc.window %lld and desc.keep %lld (0: no limit); the layer holds those from %lld "
+            "on "
             "and the first %lld",
             (long long)job->queries, (long long)b, (long long)seen.begin,
             (long long)kvc__kept_besides(job, last),
@@ -264,7 +277,6 @@ kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache, int64_
                              const kvc_attention_extras *extras) {
     kvc__layer_view view;
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
-    KVC_TRY(kvc__attention_check_plain(plan));
     return kvc__attention_run_layer(plan, &view, q, out, extras);
 }
 
@@ -351,7 +363,6 @@ kvc_status kvc_attention_run_blocks(kvc_attention *plan, const kvc_blocks *block
     kvc__layer_view view;
     kvc_attention_extras given = {0};
     if (!plan) return kvc__fail(KVC_E_INVALID, "plan: NULL given");
-    KVC_TRY(kvc__attention_check_plain(plan));
     KVC_TRY(kvc__blocks_layer_view(&view, blocks, layer));
     if (extras) KVC_TRY(kvc__struct_in(&given, sizeof given, extras, "kvc_attention_extras"));
     if (given.lengths)

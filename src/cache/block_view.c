@@ -7,20 +7,19 @@ kvc_status kvc__blocks_layer_view(kvc__layer_view *out, const kvc_blocks *blocks
     kvc_blocks_layout layout = {.struct_size = sizeof layout};
     *out = (kvc__layer_view){0};
     KVC_TRY(kvc_blocks_layout_get(blocks, index, &layout));
-    const kvc_layer_spec *spec = &blocks->specs[index];
+    const kvc__block_layer *layer = &blocks->layers[index];
     *out = (kvc__layer_view){
-        .dtype = spec->dtype,
-        .kv_heads = spec->kv_heads,
-        .key_dim = spec->key_dim,
-        .value_dim = spec->value_dim,
+        .spec = blocks->specs[index],
         .device = kvc_pool_device(blocks->pool),
         .map = {.slabs = layout.slabs,
                 .slab_shift = layout.slab_shift,
                 .block_positions = layout.positions,
                 .block_bytes = layout.block_bytes},
-        .k_offset_bytes = layout.k_offset_bytes,
-        .v_offset_bytes = layout.v_offset_bytes,
     };
+    for (int p = 0; p < layer->planes_used; p++) {
+        out->rows[p] = layer->rows[p];
+        out->offset_bytes[p] = layer->offset_bytes[p];
+    }
     return KVC_OK;
 }
 

@@ -7,24 +7,24 @@
 #include <kvcache/cache.h>
 
 #include "cache/map.h"
+#include "cache/spec.h"
 
-/** One layer's keys [batch][kv_heads][capacity][key_dim] and values, the latter likewise with
- * value_dim. Positions [0, length) are live. Valid until the cache changes. With a map, `capacity`
- * is the rows of a ring, or rows lie in blocks, and k, v and capacity are unused. */
+/** One layer: planes of [batch][kv_heads][capacity][dim], or of [kv_heads][capacity][dim] in each
+ * block. Valid until the cache changes. */
 typedef struct kvc__layer_view {
-    const void *k, *v; /* NULL while capacity is 0 */
-    kvc_dtype dtype;
-    int64_t batch, kv_heads, key_dim, value_dim;
-    int64_t length, capacity;
+    kvc_layer_spec spec;
+    const void *planes[KVC__PLANES];  /* NULL while capacity is 0, in blocks, and of no use */
+    size_t offset_bytes[KVC__PLANES]; /* of planes from the start of a block */
+    kvc__row_format rows[KVC__PLANES];
+    int64_t batch;
+    int64_t length;         /* of the longest sequence */
+    const int64_t *lengths; /* [batch]; NULL: all are that */
+    int64_t capacity;
+    kvc__map map; /* where positions lie */
     int64_t chunk, max_positions;
     kvc_growth growth;
     size_t k_buffer_bytes, v_buffer_bytes; /* whole buffers: may be a little more than needed */
     const kvc_device *device;
-    kvc__map map;                          /* where positions lie; zeroed: one row after another */
-    size_t k_offset_bytes, v_offset_bytes; /* in blocks: from the begin of one to the layer's rows,
-                                              [kv_heads][block_positions][dim] */
-    const int64_t *lengths;                /* [batch], `length` the longest; NULL: all `length` */
-    int64_t window, keep;                  /* what the layer is to hold; 0: all */
 } kvc__layer_view;
 
 /** Describes the layer of an index. O(1).
