@@ -26,7 +26,7 @@
 
 #include "attention/ops.h"
 #include "base/half.h"
-#include "cache/map.h"
+#include "cache/view.h"
 
 /** Dims up to this have the fused kernel: its scratch grows with them. */
 #define KVC__FUSED_MAX_DIM 1024

@@ -136,16 +136,10 @@ static kvc_status describe_packed(kvc__rows *words, kvc__scaling *scaling, const
     return KVC_OK;
 }
 
-/* A plane of a layer: [batch][kv_heads][capacity][dim], or in each block
- * [kv_heads][block_positions][dim]. */
+/* A plane of a layer: [batch][kv_heads][capacity][dim], or in each block [kv_heads][capacity][dim].
+ */
 static kvc__rows rows_of(const kvc__layer_view *layer, int plane) {
     const int64_t dim = layer->rows[plane].dim;
-    if (layer->map.tables)
-        return (kvc__rows){.dtype = layer->rows[plane].dtype,
-                           .head_stride = layer->map.block_positions * dim,
-                           .position_stride = dim,
-                           .last_stride = 1,
-                           .offset_bytes = layer->offset_bytes[plane]};
     return (kvc__rows){
         .data = (void *)layer->planes[plane],
         .dtype = layer->rows[plane].dtype,
@@ -153,6 +147,7 @@ static kvc__rows rows_of(const kvc__layer_view *layer, int plane) {
         .head_stride = layer->capacity * dim,
         .position_stride = dim,
         .last_stride = 1,
+        .offset_bytes = layer->offset_bytes[plane],
     };
 }
 
@@ -206,8 +201,8 @@ kvc_status kvc__attention_check_held(const kvc__job *job) {
         return kvc__fail(
             KVC_E_RANGE,
             "plan: %lld queries of sequence %lld want positions from %lld on and the first %lld, "
-            "by desc.window %lld and desc.keep %lld (0: no limit); the layer holds those from %lld "
-            "on "
+            "by "
+            "desc.window %lld and desc.keep %lld (0: no limit); the layer holds those from %lld on "
             "and the first %lld",
             (long long)job->queries, (long long)b, (long long)seen.begin,
             (long long)kvc__kept_besides(job, last),

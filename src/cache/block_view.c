@@ -1,25 +1,28 @@
 /* A pool of blocks as attention sees it. */
+#include <string.h>
+
 #include "base/error.h"
 #include "cache/blocks.h"
 #include "cache/view.h"
 
+kvc__map kvc__blocks_map(const kvc_blocks *blocks) {
+    return (kvc__map){.slabs = blocks->bases,
+                      .slab_shift = blocks->slab_shift,
+                      .block_positions = blocks->desc.positions,
+                      .block_bytes = blocks->block_bytes};
+}
+
 kvc_status kvc__blocks_layer_view(kvc__layer_view *out, const kvc_blocks *blocks, int64_t index) {
-    kvc_blocks_layout layout = {.struct_size = sizeof layout};
     *out = (kvc__layer_view){0};
-    KVC_TRY(kvc_blocks_layout_get(blocks, index, &layout));
+    KVC_TRY(kvc__blocks_layer(blocks, index));
     const kvc__block_layer *layer = &blocks->layers[index];
-    *out = (kvc__layer_view){
-        .spec = blocks->specs[index],
-        .device = kvc_pool_device(blocks->pool),
-        .map = {.slabs = layout.slabs,
-                .slab_shift = layout.slab_shift,
-                .block_positions = layout.positions,
-                .block_bytes = layout.block_bytes},
-    };
-    for (int p = 0; p < layer->planes_used; p++) {
-        out->rows[p] = layer->rows[p];
-        out->offset_bytes[p] = layer->offset_bytes[p];
-    }
+    *out = (kvc__layer_view){.spec = blocks->specs[index],
+                             .capacity = blocks->desc.positions,
+                             .map = kvc__blocks_map(blocks),
+                             .growth = KVC_GROW_PAGED,
+                             .device = kvc_pool_device(blocks->pool)};
+    memcpy(out->offset_bytes, layer->offset_bytes, sizeof out->offset_bytes);
+    memcpy(out->rows, layer->rows, sizeof out->rows);
     return KVC_OK;
 }
 
