@@ -102,6 +102,13 @@ static kvc_status check_device(const kvc_cache *cache, const kvc_layer_spec *spe
                      (long long)index, device->name);
 }
 
+static kvc_status check_ring(const kvc_cache *cache, const kvc_layer_spec *spec, int64_t index) {
+    int64_t rows;
+    if (kvc__add_i64(&rows, spec->window, cache->desc.slack)) return KVC_OK;
+    return kvc__fail(KVC_E_RANGE, "desc.specs[%lld].window: %lld and desc.slack, %lld, overflow",
+                     (long long)index, (long long)spec->window, (long long)cache->desc.slack);
+}
+
 static kvc_status init_layer(kvc_cache *cache, const kvc_layer_spec *spec, int64_t index) {
     kvc__layer *layer = &cache->layers[index];
     kvc__row_format rows[KVC__PLANES];
@@ -110,6 +117,7 @@ static kvc_status init_layer(kvc_cache *cache, const kvc_layer_spec *spec, int64
     layer->lengths = cache->lengths + index * cache->desc.batch;
     KVC_TRY(kvc__spec_complete(&layer->spec, index));
     KVC_TRY(check_device(cache, &layer->spec, index));
+    KVC_TRY(check_ring(cache, &layer->spec, index));
     KVC_TRY(kvc__spec_rows(rows, &layer->planes_used, &layer->spec));
     cache->specs[index] = layer->spec;
     for (int p = 0; p < layer->planes_used; p++)

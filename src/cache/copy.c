@@ -95,6 +95,7 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
     const int64_t begin = to->lengths[sequence];
     const kvc__counts counts = {t->counts, 0};
     kvc_status status;
+    if (end == begin) return KVC_OK; /* EXACT would shrink, to a buffer of nothing */
     t->counts[sequence] = end - begin;
     status = kvc__make_room(t->to, to, counts);
     for (int64_t at = begin; status == KVC_OK && at < end;) {

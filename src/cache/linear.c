@@ -187,6 +187,7 @@ static void decommit(kvc_cache *cache, kvc__layer *layer, kvc__plane *plane, int
 
 void kvc__linear_shrink(kvc_cache *cache, kvc__layer *layer, int64_t rows) {
     int64_t capacity = rows;
+    if (rows >= layer->capacity) return;
     if (cache->desc.growth == KVC_GROW_RESERVE) {
         for (int p = 0; p < layer->planes_used; p++)
             decommit(cache, layer, &layer->planes[p], rows);
