@@ -130,9 +130,10 @@ KVC_API void kvc_cache_free(kvc_cache *cache);
  *           pass; borrowed for the call, not overlapping the cache
  * @param v  [batch][kv_heads][n][value_dim], as k
  * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_RANGE more
- *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the
- * pages that it had got before the refusal. KVC_E_UNSUPPORTED the device cannot convert: the live
- *         positions are as before, room may have grown, what was prepared is void. */
+ *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the pages
+ *         that it had got before the refusal, PAGED its own copies of blocks that were shared.
+ *         KVC_E_UNSUPPORTED the device cannot convert: the live positions are as before, room may
+ *         have grown, what was prepared is void. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer,
                                                  const kvc_array *k, const kvc_array *v);
 
@@ -167,8 +168,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_commit(kvc_cache *cache, int64_t layer
  * @param v  as k
  * @errors KVC_E_INVALID layer; KVC_E_UNSUPPORTED packed rows (kvc_cache_view_quantized) or blocks
  *         (kvc_cache_block_table)
- * @lifetime until released. Appends write behind the view; after a trim or a clear they may write
- *           into it. */
+ * @lifetime until released. Appends write behind the view, to a window into it; after a trim or a
+ *           clear they may write into any, as forks and reorderings do. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view(const kvc_cache *cache, int64_t layer, kvc_array *k,
                                                kvc_array *v);
 
@@ -235,7 +236,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_copy(kvc_cache *to, const kvc_cache *f
  * every layer. Where layers have different lengths, as between appends, that of the longest.
  * @param ids    receives [*count]
  * @errors KVC_E_INVALID cache is NULL, sequence; KVC_E_UNSUPPORTED the cache is not paged
- * @lifetime until the cache changes; the blocks are the cache's, retain what is to be kept */
+ * @lifetime until a call that changes the cache, or fails to; the blocks are the cache's, retain
+ *           what is to be kept */
 KVC_API kvc_status kvc_cache_block_table(const kvc_cache *cache, int64_t sequence,
                                          const int32_t **ids, int64_t *count);
 

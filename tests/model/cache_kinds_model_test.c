@@ -474,7 +474,8 @@ static void copy(model *m, int to, int from) {
     for (int64_t i = 0; i < m->layers; i++)
         empty = empty && kvc_cache_length(m->caches[to], i) == 0;
     if (to == from || !empty) {
-        assert_fails(kvc_cache_copy(m->caches[to], m->caches[from]), KVC_E_INVALID);
+        status = kvc_cache_copy(m->caches[to], m->caches[from]);
+        assert_true(status == KVC_E_INVALID || (to != from && status == KVC_E_RANGE));
         return;
     }
     const bool can = can_copy(m, to, from);
