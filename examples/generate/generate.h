@@ -44,7 +44,8 @@ typedef struct generation {
  * a token is drawn after each position for as long as the draw is the guess; what was guessed wrong
  * is trimmed from the cache. Tokens are drawn in the same order from the same logits as without, so
  * the text is the same, at any temperature, as far as the logits are: their last bits can differ
- * (transformer_forward), and tokens whose probabilities are that close may change places.
+ * (transformer_forward), and tokens that are this close may change places. In a cache of f16 or
+ * bf16 the last bits of a key or value may round to its neighbour, which is seen more often.
  * @param t        with an empty cache
  * @param tokens   of as many tokens as the model
  * @param s        as tokens

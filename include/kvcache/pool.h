@@ -41,7 +41,8 @@ typedef struct kvc_pool_stats {
     uint64_t peak_total_bytes;  /**< largest active + cached since the last reset */
     uint64_t hits;              /**< requests served from the pool */
     uint64_t misses;            /**< requests that went to the device */
-    uint64_t driver_calls;      /**< allocate, deallocate, reserve, commit and release calls */
+    uint64_t driver_calls;      /**< allocate, deallocate, reserve, commit, decommit and release
+                                     calls */
     uint64_t driver_ns;         /**< time spent in them */
     uint64_t evictions;         /**< buffers given back to the device by a limit or by clear */
 } kvc_pool_stats;

@@ -169,7 +169,7 @@ kvc_status kvc__blocks_given(const kvc_blocks *blocks) {
     return kvc__fail(KVC_E_INVALID, "blocks: NULL given, a pool of blocks wanted");
 }
 
-static kvc_status find_layer(const kvc_blocks *blocks, int64_t layer) {
+kvc_status kvc__blocks_layer(const kvc_blocks *blocks, int64_t layer) {
     KVC_TRY(kvc__blocks_given(blocks));
     if (layer < 0 || layer >= blocks->desc.layers)
         return kvc__fail(KVC_E_INVALID, "layer: %lld given, 0 to %lld wanted", (long long)layer,
@@ -178,7 +178,7 @@ static kvc_status find_layer(const kvc_blocks *blocks, int64_t layer) {
 }
 
 kvc_status kvc_blocks_layout_get(const kvc_blocks *blocks, int64_t index, kvc_blocks_layout *out) {
-    KVC_TRY(find_layer(blocks, index));
+    KVC_TRY(kvc__blocks_layer(blocks, index));
     const kvc__block_layer *layer = &blocks->layers[index];
     const size_t positions = (size_t)blocks->desc.positions;
     const kvc_blocks_layout layout = {.slabs = blocks->bases,
@@ -235,7 +235,7 @@ static kvc_status view_plane(kvc_array *out, const kvc_blocks *blocks, int32_t i
 }
 
 static kvc_status check_packed(const kvc_blocks *blocks, int64_t layer, bool packed) {
-    KVC_TRY(find_layer(blocks, layer));
+    KVC_TRY(kvc__blocks_layer(blocks, layer));
     if ((blocks->specs[layer].kv_bits > 0) == packed) return KVC_OK;
     return kvc__fail(KVC_E_UNSUPPORTED, "layer %lld: its rows are %s; %s wanted", (long long)layer,
                      packed ? "not packed" : "packed",

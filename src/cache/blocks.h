@@ -9,6 +9,7 @@
 
 #include <kvcache/blocks.h>
 
+#include "cache/map.h"
 #include "cache/spec.h"
 
 /** A block as the pool sees it. */
@@ -71,6 +72,13 @@ struct kvc_blocks {
 /** Verifies that a call was given a pool of blocks.
  * @errors KVC_E_INVALID it is NULL */
 kvc_status kvc__blocks_given(const kvc_blocks *blocks);
+
+/** Verifies that there is such a layer.
+ * @errors KVC_E_INVALID blocks is NULL, layer */
+kvc_status kvc__blocks_layer(const kvc_blocks *blocks, int64_t layer);
+
+/** Tells where blocks lie, without a table. */
+kvc__map kvc__blocks_map(const kvc_blocks *blocks);
 
 void kvc__blocks_lock(kvc_blocks *blocks);
 

@@ -7,12 +7,10 @@
 kvc__map kvc__layer_map(const kvc_cache *cache, const kvc__layer *layer) {
     const kvc_blocks *blocks = cache->desc.blocks;
     if (!blocks) return (kvc__map){.rings = layer->rings};
-    return (kvc__map){.tables = cache->tables,
-                      .table_stride = cache->table_stride,
-                      .slabs = blocks->bases,
-                      .slab_shift = blocks->slab_shift,
-                      .block_positions = blocks->desc.positions,
-                      .block_bytes = blocks->block_bytes};
+    kvc__map map = kvc__blocks_map(blocks);
+    map.tables = cache->tables;
+    map.table_stride = cache->table_stride;
+    return map;
 }
 
 kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, int64_t index) {

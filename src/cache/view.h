@@ -3,6 +3,7 @@
 #ifndef KVC_CACHE_VIEW_H
 #define KVC_CACHE_VIEW_H
 
+#include <kvcache/blocks.h>
 #include <kvcache/cache.h>
 
 #include "cache/map.h"
@@ -29,5 +30,14 @@ typedef struct kvc__layer_view {
 /** Describes the layer of an index. O(1).
  * @errors KVC_E_INVALID cache is NULL, no such layer */
 kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, int64_t index);
+
+/** Describes a layer of a pool of blocks, without a sequence: batch, lengths and the tables of its
+ * map are left to the caller. O(1); takes no lock.
+ * @errors KVC_E_INVALID blocks is NULL, no such layer */
+kvc_status kvc__blocks_layer_view(kvc__layer_view *out, const kvc_blocks *blocks, int64_t index);
+
+/** Returns the place of the first of n ids that names no block in memory, n where all do. O(n);
+ * takes no lock: the answer is true for as long as someone holds those blocks. */
+int64_t kvc__blocks_first_missing(const kvc_blocks *blocks, const int32_t *ids, int64_t n);
 
 #endif

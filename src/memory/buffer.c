@@ -2,6 +2,7 @@
 #include "base/assert.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "memory/pool.h"
 
 static kvc_status run_allocate(const kvc_device *device, void **memory, size_t bytes) {
@@ -161,7 +162,9 @@ static void decommit_run(kvc_buffer *b, size_t first, size_t end) {
     const size_t unit_bytes = b->pool->commit_unit_bytes;
     const size_t from = first * unit_bytes;
     const size_t to = end * unit_bytes < b->capacity_bytes ? end * unit_bytes : b->capacity_bytes;
+    const uint64_t start_ns = kvc__now_ns();
     device->decommit(device->context, (char *)b->data + from, to - from);
+    kvc__pool_count_driver(b->pool, kvc__now_ns() - start_ns, false);
     kvc__pool_uncharge(b->pool, to - from);
     for (size_t unit = first; unit < end; unit++)
         b->committed[unit / 64] &= ~((uint64_t)1 << (unit % 64));

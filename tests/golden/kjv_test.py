@@ -7,6 +7,7 @@ FOLDER holds model.bin and tokenizer.bin; without them this is skipped (exit sta
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -55,6 +56,17 @@ class ShippedModel(unittest.TestCase):
         found = re.match(r"perplexity \S+ \((\S+) nats a token\) over 19941 tokens", line)
         self.assertIsNotNone(found, line)
         self.assertAlmostEqual(float(found[1]), 2.5093, delta=1e-4)
+
+    def test_half_floats_predict_as_well(self):
+        """The first 8 KB of the text: two windows and a half."""
+        with tempfile.NamedTemporaryFile() as text:
+            text.write((FOLDER / "heldout.txt").read_bytes()[:8192])
+            text.flush()
+            told = [generate("--perplexity", text.name, "--kv-dtype", dtype)
+                    for dtype in ("f32", "f16", "bf16")]
+        values = [float(line.split()[1]) for line in told]
+        for value in values[1:]:
+            self.assertLess(abs(value / values[0] - 1), 1e-4, told)
 
     def test_half_floats_write_words_too(self):
         for dtype in "f16", "bf16":
