@@ -25,7 +25,7 @@ static kvc_status parse(json_t **out, const source *s) {
     errno = 0;
     *out = json_loadb(s->text, s->bytes, JSON_REJECT_DUPLICATES, &error);
     if (*out) return KVC_OK;
-    if (errno == ENOMEM) /* jansson itself may call want of memory an invalid token */
+    if (errno == ENOMEM) /* jansson may call want of memory an invalid token */
         return kvc__fail(KVC_E_NOMEM, "%s: no memory for the JSON of its header", s->name);
     return kvc__fail(KVC_E_CORRUPT, "%s: header: %s (byte %d)", s->name,
                      kvc__shown(shown, error.text), error.position);
