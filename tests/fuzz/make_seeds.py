@@ -50,16 +50,17 @@ def safetensors():
         for ascii_only in True, False:
             text = json.dumps(header, ensure_ascii=ascii_only,
                               separators=(",", ":")).encode() + b" " * 3
-            data = struct.pack("<Q", len(text)) + text + bytes(range(size))
-            yield data
-            yield data[:-1]
+            data = text + bytes(range(size))
+            yield bytes([1, size]) + data
+            yield bytes([3, size]) + data
+            yield bytes([0, 0]) + struct.pack("<Q", len(text)) + data
     # As the library writes it: docs/FORMAT.md has this file.
     text = ('{"__metadata__":{"kvc.xxh3.header":"16f0fec7290b83cce8792bf64a6d506e",'
             '"kvc.xxh3.tensors":"49a04899597a3567537653a0d9955b86bbf01262d3ba2a4b5b65fa69210d0f3d",'
             '"note":"two tensors"},'
             '"c":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]},'
             '"ab":{"dtype":"BF16","shape":[3],"data_offsets":[4,10]}}').ljust(312).encode()
-    yield struct.pack("<Q", 312) + text + bytes([1, 2, 3, 4, 0x80, 0x3f, 0, 0x40, 0x40, 0x40])
+    yield bytes([1, 10]) + text + bytes([1, 2, 3, 4, 0x80, 0x3f, 0, 0x40, 0x40, 0x40])
 
 
 def write(folder, inputs):
