@@ -11,7 +11,7 @@
 #include "support/support.h"
 #include "support/test_device.h"
 
-enum { MOST = 6, PIECE = 1 << 20 };
+enum { MOST = 6, PIECE = 1 << 18 };
 
 typedef struct stage {
     test_folder folder;
