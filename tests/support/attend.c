@@ -203,6 +203,7 @@ kvc_attention_desc test_desc(const test_problem *p, kvc_path path) {
         .kv_dtype = p->c.kv_dtype,
         .scale = p->c.scale,
         .window = p->c.window,
+        .keep = p->c.keep,
         .softcap = p->c.softcap,
         .not_causal = p->c.not_causal,
         .path = path,
@@ -247,17 +248,18 @@ static double half_step(kvc_dtype dtype, double value) {
 static void fail_at(const test_problem *p, const char *what, const int64_t at[4], double given,
                     double wanted, double bound) {
     const test_case *c = &p->c;
-    fail_msg("%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
-             "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64
-             "/%" PRId64 ", queries %" PRId64 ", length %" PRId64
-             ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64
-             ", softcap %g, sinks %s, slopes %s, mask %s pattern %d once %u ndim %d stretch %d",
-             what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads,
-             c->kv_heads, c->key_dim, c->value_dim, c->queries, c->length,
-             kvc_dtype_name(c->kv_dtype), kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype),
-             c->kv_layout, c->q_layout, c->out_layout, c->not_causal, c->window, (double)c->softcap,
-             kvc_dtype_name(c->sinks), kvc_dtype_name(c->slopes), kvc_dtype_name(c->mask.dtype),
-             c->mask.pattern, c->mask.once, c->mask.ndim, c->mask.stretch);
+    fail_msg(
+        "%s[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "]: %.9g given, %.9g wanted, "
+        "bound %.3g; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dims %" PRId64 "/%" PRId64
+        ", queries %" PRId64 ", length %" PRId64
+        ", kv %s, q %s, out %s, layouts %d %d %d, not_causal %d, window %" PRId64 " keep %" PRId64
+        ", softcap %g, sinks %s, slopes %s, mask %s pattern %d once %u ndim %d stretch %d",
+        what, at[0], at[1], at[2], at[3], given, wanted, bound, c->batch, c->q_heads, c->kv_heads,
+        c->key_dim, c->value_dim, c->queries, c->length, kvc_dtype_name(c->kv_dtype),
+        kvc_dtype_name(c->q_dtype), kvc_dtype_name(c->out_dtype), c->kv_layout, c->q_layout,
+        c->out_layout, c->not_causal, c->window, c->keep, (double)c->softcap,
+        kvc_dtype_name(c->sinks), kvc_dtype_name(c->slopes), kvc_dtype_name(c->mask.dtype),
+        c->mask.pattern, c->mask.once, c->mask.ndim, c->mask.stretch);
 }
 
 bool test_rounds_to_bf16(kvc_dtype kv_dtype) {

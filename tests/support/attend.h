@@ -48,7 +48,7 @@ typedef struct test_case {
     kvc_dtype kv_dtype, q_dtype, out_dtype;
     test_layout kv_layout, q_layout, out_layout;
     bool not_causal;
-    int64_t window;
+    int64_t window, keep;
     const int64_t *lengths; /**< [batch] positions in use; NULL: length */
     float softcap;
     kvc_dtype sinks, slopes; /**< 0: none */

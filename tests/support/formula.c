@@ -47,7 +47,8 @@ static bool sees(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t
     if (mask == (c->mask.dtype == KVC_U8 ? 0 : (double)-INFINITY)) return false;
     const int64_t position = length_of(c, b) - c->queries + i;
     if (c->not_causal) return j < length_of(c, b);
-    return j <= position && (c->window == 0 || j > position - c->window);
+    if (j > position) return false;
+    return c->window == 0 || j < c->keep || j > position - (c->window - c->keep);
 }
 
 void test_poison_unseen(const test_problem *p) {

@@ -77,6 +77,51 @@ static void attention__windows_of_a_tile_need_not_overlap(void **state) {
                                &seed);
 }
 
+/* A window of W of which K are kept: they count once, wherever they touch what is recent. */
+static void attention__windows_keep_first_positions_in_sight(void **state) {
+    (void)state;
+    uint64_t seed = test_seed(39);
+    for (size_t w = 0; w < sizeof edges / sizeof *edges; w++)
+        for (size_t n = 0; n < sizeof edges / sizeof *edges; n++)
+            for (size_t q = 0; q < 4; q++) {
+                const int64_t keeps[] = {1, 4, 64, edges[w] - 1};
+                const int64_t keep = keeps[test_below(&seed, 4)];
+                test_check_threads(
+                    &(test_case){.q_heads = groups[test_below(&seed, 6)],
+                                 .key_dim = 1 + test_below(&seed, 40),
+                                 .value_dim = 1 + test_below(&seed, 20),
+                                 .queries = query_counts[q],
+                                 .length = edges[n] * 2,
+                                 .window = edges[w],
+                                 .keep = keep < edges[w] ? keep : edges[w] - 1,
+                                 .sinks = test_below(&seed, 2) ? KVC_F32 : 0,
+                                 .slopes = test_below(&seed, 2) ? KVC_F32 : 0,
+                                 .mask = {.dtype = test_below(&seed, 2) ? KVC_U8 : 0,
+                                          .pattern = (test_pattern)test_below(&seed, 4)},
+                                 .kv_dtype = (kvc_dtype)(KVC_F32 + test_below(&seed, 3)),
+                                 .kv_layout = (test_layout)test_below(&seed, 3)},
+                    &seed);
+            }
+}
+
+static void attention__refuses_to_keep_what_is_no_part_of_a_window(void **state) {
+    (void)state;
+    static const int64_t wrong[][2] = {{0, 1}, {4, 4}, {4, 5}, {4, -1}, {1, 1}, {0, INT64_MAX}};
+    kvc_attention_desc desc = {
+        .struct_size = sizeof desc, .q_heads = 1, .kv_heads = 1, .key_dim = 8, .kv_dtype = KVC_F32};
+    kvc_attention *plan;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        desc.window = wrong[i][0];
+        desc.keep = wrong[i][1];
+        assert_fails(kvc_attention_plan(&plan, &desc), KVC_E_INVALID);
+        assert_non_null(strstr(kvc_last_error(), "desc.keep"));
+    }
+    desc.window = 4;
+    desc.keep = 3;
+    assert_ok(kvc_attention_plan(&plan, &desc));
+    kvc_attention_free(plan);
+}
+
 /* Units in the last place of an f32 near a value, normal ones. */
 static double ulps(double error, double value) {
     int exponent;
@@ -258,6 +303,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention__window_counts_the_query_itself),
         cmocka_unit_test(attention__windows_end_anywhere_in_a_block),
+        cmocka_unit_test(attention__windows_keep_first_positions_in_sight),
+        cmocka_unit_test(attention__refuses_to_keep_what_is_no_part_of_a_window),
         cmocka_unit_test(attention__windows_of_a_tile_need_not_overlap),
         cmocka_unit_test(cap__is_within_its_bound),
         cmocka_unit_test(attention__caps_scores_before_it_weighs_them),
