@@ -197,10 +197,8 @@ static void blocks__count_every_owner_and_are_free_after_the_last(void **state) 
     const int32_t *ids;
     int64_t count;
     open_all(&f, &paged, 0, 0);
-    const kvc_cache_desc desc = {.struct_size = sizeof desc,
-                                 .batch = 2,
-                                 .growth = KVC_GROW_PAGED,
-                                 .blocks = f.blocks};
+    const kvc_cache_desc desc = {
+        .struct_size = sizeof desc, .batch = 2, .growth = KVC_GROW_PAGED, .blocks = f.blocks};
     assert_ok(kvc_cache_new(&other, f.pool, &desc));
     assert_ok(append(&f, (const int64_t[BATCH]){BLOCK + 1, 0, 0}, BLOCK + 1));
     assert_ok(kvc_cache_block_table(f.cache, 0, &ids, &count));
