@@ -51,7 +51,7 @@ class Program(ProgramTest):
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
         self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool or prefix")
-        self.assert_refused(2, "bench", ["fork"], "'fork'", "append, attend, fork, pool or prefix")
+        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool or prefix")
         for command in COMMANDS:
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")
