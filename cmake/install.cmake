@@ -53,7 +53,7 @@ if(KVC_STORE)
     install(FILES ${PROJECT_BINARY_DIR}/cmake/kvcache-store.pc DESTINATION ${pkgconfig_dir})
 endif()
 
-if(KVC_STORE AND KVC_REDIS)
+if(KVC_REDIS)
     set(libraries kvcache_redis_static)
     if(KVC_BUILD_SHARED)
         list(APPEND libraries kvcache_redis)

@@ -4,34 +4,28 @@
 #ifndef KVC_STORE_DIGEST_H
 #define KVC_STORE_DIGEST_H
 
-#include <inttypes.h>
 #include <stddef.h>
-#include <stdio.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+enum { KVC__DIGEST_DIGITS = 32, KVC__DIGEST_BYTES = 576 };
 
-enum { KVC__DIGEST_DIGITS = 32 };
-
-/** A checksum in the making. */
+/** A checksum in the making: xxHash's state, which only the files that compute know. */
 typedef struct kvc__digest {
-    XXH3_state_t state;
+    _Alignas(64) unsigned char state[KVC__DIGEST_BYTES];
 } kvc__digest;
 
-static inline void kvc__digest_init(kvc__digest *d) {
-    XXH3_INITSTATE(&d->state);
-    (void)XXH3_128bits_reset(&d->state);
-}
+void kvc__digest_init(kvc__digest *d);
 
-static inline void kvc__digest_add(kvc__digest *d, const void *data, size_t bytes) {
-    (void)XXH3_128bits_update(&d->state, data, bytes);
-}
+/** Adds bytes, with the best instructions that the CPU has. */
+void kvc__digest_add(kvc__digest *d, const void *data, size_t bytes);
 
 /** Writes the digits of what was added so far, and an end. */
-static inline void kvc__digest_text(const kvc__digest *d, char out[KVC__DIGEST_DIGITS + 1]) {
-    const XXH128_hash_t hash = XXH3_128bits_digest(&d->state);
-    (void)snprintf(out, KVC__DIGEST_DIGITS + 1, "%016" PRIx64 "%016" PRIx64, hash.high64,
-                   hash.low64);
-}
+void kvc__digest_text(const kvc__digest *d, char out[KVC__DIGEST_DIGITS + 1]);
+
+/** Writes the same as bytes, the most significant first. */
+void kvc__digest_bytes(const kvc__digest *d, unsigned char out[KVC__DIGEST_DIGITS / 2]);
+
+/** The ways to add: the same result of each. */
+void kvc__digest_add_generic(kvc__digest *d, const void *data, size_t bytes);
+void kvc__digest_add_avx2(kvc__digest *d, const void *data, size_t bytes);
 
 #endif

@@ -1,5 +1,6 @@
 #include "store/header.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,9 +22,10 @@ static kvc_status parse(json_t **out, const source *s) {
     char shown[KVC__SHOWN];
     if (s->bytes == 0 || s->text[0] != '{')
         return kvc__fail(KVC_E_CORRUPT, "%s: header: begins with no '{'", s->name);
+    errno = 0;
     *out = json_loadb(s->text, s->bytes, JSON_REJECT_DUPLICATES, &error);
     if (*out) return KVC_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    if (errno == ENOMEM) /* jansson may call want of memory an invalid token */
         return kvc__fail(KVC_E_NOMEM, "%s: no memory for the JSON of its header", s->name);
     return kvc__fail(KVC_E_CORRUPT, "%s: header: %s (byte %d)", s->name,
                      kvc__shown(shown, error.text), error.position);
@@ -181,8 +183,9 @@ static kvc_status read_tensors(kvc__header *h, const source *s) {
 /* Compares the header with its checksum, which is that of the header with zeros in its place. */
 static kvc_status check_header(const char *key, const char *wanted, const source *s) {
     static const char zeros[] = "00000000000000000000000000000000";
-    char before[sizeof "\"1." KVC__HEADER_KEY "\":\""], found[KVC__DIGEST_DIGITS + 1] = "none";
+    char before[sizeof "\"1." KVC__HEADER_KEY "\":\""], found[KVC__DIGEST_DIGITS + 1];
     kvc__digest d;
+    bool same = false;
     const int length = snprintf(before, sizeof before, "\"%s\":\"", key);
     const char *at = memmem(s->text, s->bytes, before, (size_t)length);
     const size_t lead = at ? (size_t)(at - s->text) + (size_t)length : s->bytes;
@@ -193,8 +196,9 @@ static kvc_status check_header(const char *key, const char *wanted, const source
         kvc__digest_add(&d, s->text + lead + KVC__DIGEST_DIGITS,
                         s->bytes - lead - KVC__DIGEST_DIGITS);
         kvc__digest_text(&d, found);
+        same = strcmp(found, wanted) == 0;
     }
-    if (strcmp(found, wanted) != 0)
+    if (!same)
         return kvc__fail(KVC_E_CORRUPT,
                          "%s: header: differs from its checksum %s: damaged, or changed by a "
                          "program that kept the checksum",

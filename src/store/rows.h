@@ -10,7 +10,7 @@
 
 /** The most bytes of a piece: read or written by one call, and still cached when they are hashed.
  * Runs shorter than KVC__DIRECT_BYTES are gathered: a system call for each would cost more. */
-enum { KVC__PIECE_BYTES = 1 << 20, KVC__DIRECT_BYTES = 1 << 16 };
+enum { KVC__PIECE_BYTES = 1 << 18, KVC__DIRECT_BYTES = 1 << 16 };
 
 /** Verifies that an array can be used so.
  * @errors KVC_E_INVALID it is none; KVC_E_UNSUPPORTED it is another device's; KVC_E_RANGE */

@@ -120,25 +120,29 @@ static kvc_status check_sizes(const save *s, size_t json_bytes) {
     return KVC_OK;
 }
 
-static kvc_status make_header(save *s) {
-    json_t *json = make_json(s);
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
-    json_decref(json);
-    if (!text) return kvc__fail(KVC_E_NOMEM, "the header: no memory for its JSON");
-    const size_t length = strlen(text);
+/* Lays the header out, with zeros for the checksums. By json_dumpb, not json_dumps: jansson 2.14
+ * goes on where that has no memory for a key, and leaves it out. */
+static kvc_status lay_out_header(save *s, const json_t *json) {
+    const size_t length = json_dumpb(json, NULL, 0, JSON_COMPACT);
+    if (length == 0) return kvc__fail(KVC_E_NOMEM, "the header: no memory for its JSON");
     s->header_bytes =
         (LENGTH_BYTES + length + ALIGNMENT_BYTES - 1) & ~(size_t)(ALIGNMENT_BYTES - 1);
-    kvc_status status = check_sizes(s, length);
-    if (status == KVC_OK)
-        status = kvc__store_calloc((void **)&s->header, s->header_bytes, 1, "the header");
-    if (status == KVC_OK) {
-        const uint64_t bytes = s->header_bytes - LENGTH_BYTES;
-        for (int i = 0; i < LENGTH_BYTES; i++) s->header[i] = (char)(bytes >> 8 * i);
-        memset(s->header + LENGTH_BYTES, ' ', bytes);
-        memcpy(s->header + LENGTH_BYTES, text, length);
-        if (s->writer->prefix) find_digits(s);
-    }
-    free(text);
+    KVC_TRY(check_sizes(s, length));
+    KVC_TRY(kvc__store_calloc((void **)&s->header, s->header_bytes, 1, "the header"));
+    const uint64_t bytes = s->header_bytes - LENGTH_BYTES;
+    for (int i = 0; i < LENGTH_BYTES; i++) s->header[i] = (char)(bytes >> 8 * i);
+    memset(s->header + LENGTH_BYTES, ' ', bytes);
+    if (json_dumpb(json, s->header + LENGTH_BYTES, length, JSON_COMPACT) != length)
+        return kvc__fail(KVC_E_NOMEM, "the header: no memory for its JSON");
+    if (s->writer->prefix) find_digits(s);
+    return KVC_OK;
+}
+
+static kvc_status make_header(save *s) {
+    json_t *json = make_json(s);
+    if (!json) return kvc__fail(KVC_E_NOMEM, "the header: no memory for its JSON");
+    const kvc_status status = lay_out_header(s, json);
+    json_decref(json);
     return status;
 }
 

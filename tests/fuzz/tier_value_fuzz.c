@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/tier_value.h"
-
 #include "fuzz.h"
+#include "store/tier_value.h"
 
 static const uint8_t fingerprint[KVC_BLOCK_KEY_BYTES] = {0x5f}, key[KVC_BLOCK_KEY_BYTES] = {0x6b};
 

@@ -46,6 +46,7 @@ const char *test_folder_path(const test_folder *folder, const char *name, char o
 }
 
 void test_file_put(const char *path, const void *data, size_t bytes) {
+    (void)unlink(path); /* to cut a file and write it anew has ext4 wait for the disk */
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, bytes, f), bytes);

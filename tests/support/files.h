@@ -23,7 +23,7 @@ size_t test_folder_count(const test_folder *folder);
 /** Writes the path of a file in it. Returns out. */
 const char *test_folder_path(const test_folder *folder, const char *name, char out[TEST_PATH]);
 
-/** Writes a whole file. */
+/** Writes a whole new file. */
 void test_file_put(const char *path, const void *data, size_t bytes);
 
 /** Reads a whole file to memory that the caller frees. */

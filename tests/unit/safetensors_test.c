@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <kvcache/safetensors.h>
 
@@ -270,7 +271,7 @@ static void read__gives_parts_and_refuses_what_lies_outside(void **state) {
     assert_fails(kvc_safetensors_read(file, b, into, 3, 2), KVC_E_RANGE);
     assert_fails(kvc_safetensors_read(file, b, into, 5, 0), KVC_E_RANGE);
     assert_fails(kvc_safetensors_read(file, b, into, 1, SIZE_MAX), KVC_E_RANGE);
-    put(s, strlen(header), header, 5); /* fopen cuts the file that is open */
+    assert_int_equal(truncate(s->path, (off_t)(8 + strlen(header) + 5)), 0);
     assert_fails(kvc_safetensors_read(file, b, into, 0, 4), KVC_E_CORRUPT);
     assert_non_null(strstr(kvc_last_error(), "ends at byte"));
     kvc_safetensors_close(file);

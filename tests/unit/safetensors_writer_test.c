@@ -11,7 +11,7 @@
 #include "support/support.h"
 #include "support/test_device.h"
 
-enum { MOST = 6, PIECE = 1 << 20 };
+enum { MOST = 6, PIECE = 1 << 18 };
 
 typedef struct stage {
     test_folder folder;
@@ -256,8 +256,10 @@ static void writer__a_callback_that_fails_ends_the_save_with_its_own_words(void 
 
 static void writer__texts_of_any_kind_come_back(void **state) {
     stage *s = *state;
-    static const char *const texts[] = {"", "\"\\/\b\f\n\r\t\x01\x7f", "\xc3\xa9\xe6\xbc\xa2",
-                                        "\xf0\x9f\x98\x80", "kvc.xxh3.header\":\""};
+    static const char *const texts[] = {
+        "", "\"\\/\b\f\n\r\t\x01\x7f", "\xc3\xa9\xe6\xbc\xa2",
+        "\xc2\x80\xdf\xbf\xe0\xa0\x80\xed\x9f\xbf\xef\xbf\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbf",
+        "kvc.xxh3.header\":\""};
     const uint8_t value = 9;
     kvc_array array;
     kvc_safetensors *file;
@@ -296,6 +298,12 @@ static void writer__refuses_what_a_file_cannot_hold(void **state) {
     assert_fails(kvc_safetensors_writer_array(w, "b", &(kvc_array){0}), KVC_E_INVALID);
     assert_fails(kvc_safetensors_writer_metadata(w, "k", "w"), KVC_E_INVALID);
     assert_fails(kvc_safetensors_writer_metadata(w, "j", "\xc3"), KVC_E_INVALID);
+    static const char *const wrong[] = {
+        "\x80",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
+        "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80",
+        "a\xe6\xbc"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_fails(kvc_safetensors_writer_metadata(w, wrong[i], ""), KVC_E_INVALID);
     assert_fails(kvc_safetensors_writer_metadata(w, "kvc.xxh3.header", ""), KVC_E_INVALID);
     assert_fails(kvc_safetensors_writer_metadata(w, "1.kvc.xxh3.tensors", ""), KVC_E_INVALID);
     assert_fails(kvc_safetensors_writer_fill(w, "b", "F33", 1, &one, refuse, w), KVC_E_INVALID);
