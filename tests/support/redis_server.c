@@ -52,6 +52,11 @@ static redisContext *connect_to(const test_redis *server) {
 
 static bool answers(const test_redis *server) {
     redisContext *context = connect_to(server);
+    if (server->tls) { /* that it listens is enough */
+        const bool listens = context && !context->err;
+        if (context) redisFree(context);
+        return listens;
+    }
     redisReply *reply = context && !context->err ? redisCommand(context, "PING") : NULL;
     const bool good = reply && reply->type == REDIS_REPLY_STATUS;
     freeReplyObject(reply);
@@ -60,17 +65,26 @@ static bool answers(const test_redis *server) {
 }
 
 static void run(const test_redis *server, const char *program) {
-    char port[16];
+    char port[16], key[300], certificate[300];
+    const char *words[24] = {program, "--bind", "127.0.0.1", "--save", "", "--dir", server->folder};
+    int count = 7;
     (void)snprintf(port, sizeof port, "%d", server->port);
+    (void)snprintf(key, sizeof key, "%s/key.pem", server->folder);
+    (void)snprintf(certificate, sizeof certificate, "%s/cert.pem", server->folder);
+    const char *const plain[] = {"--port", port};
+    const char *const tls[] = {
+        "--port",          "0",         "--tls-port",         port, "--tls-key-file", key,
+        "--tls-cert-file", certificate, "--tls-auth-clients", "no"};
+    for (int i = 0; i < (server->tls ? 10 : 2); i++)
+        words[count++] = server->tls ? tls[i] : plain[i];
+    if (server->password) {
+        words[count++] = "--requirepass";
+        words[count++] = server->password;
+    }
     const int log = open("/dev/null", O_WRONLY);
     (void)dup2(log, STDOUT_FILENO);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (server->password)
-        (void)execl(program, program, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir",
-                    server->folder, "--requirepass", server->password, (char *)NULL);
-    else
-        (void)execl(program, program, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir",
-                    server->folder, (char *)NULL);
+    (void)execv(program, (char **)words);
     _exit(127);
 }
 
@@ -91,6 +105,13 @@ void test_redis_init(test_redis *server, const char *password) {
     (void)find_program();
     *server = (test_redis){.port = free_port(), .password = password};
     server->folder = test_folder_new();
+    test_redis_start(server);
+}
+
+void test_redis_init_tls(test_redis *server) {
+    (void)find_program();
+    server->port = free_port();
+    server->tls = true;
     test_redis_start(server);
 }
 

@@ -14,11 +14,15 @@ typedef struct test_redis {
     int port;
     char *folder;
     const char *password; /* NULL: none */
+    bool tls;             /* on its port, nothing else */
 } test_redis;
 
 /** Finds a port, starts a server and waits for it; skips the running test where none is installed.
  */
 void test_redis_init(test_redis *server, const char *password);
+
+/** The same with TLS, and what key.pem and cert.pem in its folder hold. */
+void test_redis_init_tls(test_redis *server);
 
 /** Kills it, and removes its folder. */
 void test_redis_deinit(test_redis *server);
