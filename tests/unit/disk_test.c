@@ -258,6 +258,21 @@ static void disk__a_wrong_count_is_mended(void **state) {
     kvc_tier_free(tier);
 }
 
+static void disk__nobody_waits_for_who_keeps_the_count_locked(void **state) {
+    (void)state;
+    kvc_tier *tier = open_tier(2 * FILE_BYTES);
+    const int stopped = open(path_below("state"), O_RDWR);
+    assert_int_equal(flock(stopped, LOCK_EX), 0);
+    for (uint64_t i = 0; i < 5; i++)
+        assert_int_equal(test_tier_put(tier, i, i, SMALL), KVC_TIER_HIT);
+    assert_int_equal(test_tier_get(tier, 4, 4, SMALL), KVC_TIER_HIT);
+    assert_int_equal(test_tier_exists(tier, 2), KVC_TIER_MISS); /* the limit holds all the same */
+    (void)close(stopped);
+    assert_int_equal(test_tier_put(tier, 5, 5, SMALL), KVC_TIER_HIT);
+    assert_int_equal(counted(), 2 * FILE_BYTES);
+    kvc_tier_free(tier);
+}
+
 static void disk__temporary_files_of_the_dead_go_and_of_the_living_stay(void **state) {
     (void)state;
     kvc_tier *tier = open_tier(0);
@@ -343,6 +358,7 @@ int main(void) {
         DISK_TEST(disk__a_limit_holds_and_what_is_larger_is_refused),
         DISK_TEST(disk__two_tiers_on_one_folder_count_together),
         DISK_TEST(disk__a_wrong_count_is_mended),
+        DISK_TEST(disk__nobody_waits_for_who_keeps_the_count_locked),
         DISK_TEST(disk__temporary_files_of_the_dead_go_and_of_the_living_stay),
         DISK_TEST(disk__foreign_files_are_left_alone),
         DISK_TEST(disk__a_folder_that_cannot_be_written_gives_and_takes_nothing),
