@@ -5,23 +5,23 @@
 #include "attention/row.h"
 #include "attention/work.h"
 
-/* Scales or biases of positions, one row after another, in f32. Asks for those of the next block:
- * they are too few for the hardware to see them coming. */
+/* Scales or biases of positions, in f32, group by group. Asks for those of the next block: they are
+ * too few for the hardware to see them coming. */
 static void load_scaling(float *to, const kvc__work *w, const kvc__rows *from, int64_t groups,
                          int64_t start, int64_t count) {
     enum { LINE_BYTES = 64 };
     const char *first = kvc__at(from, w->part.sequence, w->part.kv_head, start, 0);
+    const int64_t row_bytes = groups * (int64_t)kvc_dtype_size_bytes(from->dtype);
     if (from->position_stride == groups) {
-        const int64_t bytes = count * groups * (int64_t)kvc_dtype_size_bytes(from->dtype);
+        const int64_t bytes = count * row_bytes;
         for (int64_t at = 0; at <= bytes; at += LINE_BYTES)
             __builtin_prefetch(first + bytes + at, 0, 3);
-        kvc__row_load(to, first, from->dtype, 0, count * groups);
+        w->ops->scaling(to, first, from->dtype, groups, count);
         return;
     }
     for (int64_t j = 0; j < count; j++)
-        kvc__row_load(to + j * groups,
-                      kvc__at(from, w->part.sequence, w->part.kv_head, start + j, 0), from->dtype,
-                      0, groups);
+        w->ops->scaling(to + j, kvc__at(from, w->part.sequence, w->part.kv_head, start + j, 0),
+                        from->dtype, groups, 1);
 }
 
 static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
