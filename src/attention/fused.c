@@ -159,7 +159,7 @@ static void begin_rows(const kvc__work *w) {
             kvc__row_load(x, from, job->q.dtype, d, n);
             for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * scale;
         }
-        if (prepare) prepare(q, w->key_width);
+        if (prepare) prepare(q, w->key_width, job->format.group);
         /* A sink counts once, however many ranges merge. */
         w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
         w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;
