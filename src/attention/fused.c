@@ -163,7 +163,7 @@ static void begin_rows(const kvc__work *w) {
         for (int64_t d = 0; d < job->key_dim; d += unit)
             for (int64_t e = 0; e < kvc__smaller(unit, job->key_dim - d); e++)
                 q[(d + place[e]) * w->panel] = x[d + e] * scale;
-        if (prepare) prepare(q, w->key_width);
+        if (prepare) prepare(q, w->key_width, job->format.group);
         /* A sink counts once, however many ranges merge. */
         w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
         w->total[r] = w->max[r] == -INFINITY ? 0.0f : 1.0f;

@@ -31,8 +31,15 @@ typedef struct kvc__tile {
     float scale; /**< of scores, where queries are rounded: one in bf16 then stays exact */
 } kvc__tile;
 
-/** Rewrites a query in place, as a set's score loops want it. */
-typedef void (*kvc__prepare_fn)(float *q, int64_t width);
+/** Rewrites a query in place, as a set's score loops want it.
+ * @param group  elements of a key that share a scale; 0 where keys are not packed */
+typedef void (*kvc__prepare_fn)(float *q, int64_t width, int64_t group);
+
+/** Copies scales or biases into f32, group by group: to[g · KVC__BLOCK + j] = from[j][g].
+ * @param from   [count][groups]
+ * @param count  0 to KVC__BLOCK */
+typedef void (*kvc__scaling_fn)(float *to, const void *from, kvc_dtype dtype, int64_t groups,
+                                int64_t count);
 
 /** Rows read at the same time: keys and values of two ranges of positions. */
 #define KVC__STREAMS 4
@@ -67,7 +74,7 @@ typedef struct kvc__block {
     int64_t dim;        /**< elements of each; whole units, unless tiles take any dim */
     kvc__ahead *ahead;  /**< as many elements of it are asked for meanwhile */
     /* Of packed elements: */
-    const float *scales, *biases; /**< [count][groups] */
+    const float *scales, *biases; /**< [groups][KVC__BLOCK], `count` of each in use */
     int64_t groups;               /**< of a row */
     int64_t group;                /**< elements that share a scale and a bias */
 } kvc__block;
@@ -78,8 +85,8 @@ static inline kvc__block kvc__some(const kvc__block *block, int64_t begin, int64
     some.data += begin * block->step_bytes;
     some.count = end - begin;
     if (block->groups > 0) {
-        some.scales += begin * block->groups;
-        some.biases += begin * block->groups;
+        some.scales += begin;
+        some.biases += begin;
     }
     return some;
 }
@@ -174,6 +181,7 @@ typedef struct kvc__ops {
     kvc__cap_fn cap;
     uint8_t place[KVC__OPS_SLOTS][KVC__UNIT_MOST]; /**< where a loader puts element i of a unit */
     kvc__widen_fn widen[3];                        /**< NULL: there is no loader */
+    kvc__scaling_fn scaling;                       /**< where packed rows are read as they lie */
     int lanes;                                     /**< of a vector */
     kvc__panel panels[KVC__PANEL_VECTORS];         /**< [vectors in use - 1] */
 } kvc__ops;

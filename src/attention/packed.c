@@ -5,26 +5,27 @@
 #include "attention/row.h"
 #include "attention/work.h"
 
-/* Scales or biases of positions, one row after another, in f32. Asks for those of the next block:
- * they are too few for the hardware to see them coming. */
+/* Scales or biases of positions, in f32, group by group. Asks for those of the next block: they are
+ * too few for the hardware to see them coming. */
 static void load_scaling(float *to, const kvc__work *w, const kvc__rows *from, int64_t groups,
                          int64_t start, int64_t count) {
     enum { LINE_BYTES = 64 };
     int64_t run;
-    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(from->dtype), end = start + count;
+    const int64_t row_bytes = groups * (int64_t)kvc_dtype_size_bytes(from->dtype);
+    const int64_t end = start + count;
     const char *first = kvc__work_at(w, from, start, &run);
     if (from->position_stride == groups) {
-        const int64_t bytes = count * groups * element_bytes;
+        const int64_t bytes = count * row_bytes;
         const char *next = first + bytes;
         /* Behind the positions kept besides, and behind the part, a map may have none. */
         if (end > w->part.begin && end < w->part.end) next = kvc__work_at(w, from, end, &run);
         for (int64_t at = 0; at <= bytes; at += LINE_BYTES) __builtin_prefetch(next + at, 0, 3);
-        kvc__row_load(to, first, from->dtype, 0, count * groups);
+        w->ops->scaling(to, first, from->dtype, groups, count);
         return;
     }
+    const int64_t step_bytes = from->position_stride * (int64_t)kvc_dtype_size_bytes(from->dtype);
     for (int64_t j = 0; j < count; j++)
-        kvc__row_load(to + j * groups, first + j * from->position_stride * element_bytes,
-                      from->dtype, 0, groups);
+        w->ops->scaling(to + j, first + j * step_bytes, from->dtype, groups, 1);
 }
 
 /* Rows follow each other. */

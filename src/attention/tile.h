@@ -13,8 +13,7 @@
  *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int64_t half)
  *                                         one half of 2 W elements as f32; which are in it, and in
  *                                         what order, is the loader's own
- *     v_load_q8, v_load_q4                the same of integers of 8 and 4 bits, in the order that
- *                                         tile_quant.h tells; none where TILES_PACKED is 0
+ *     TILES_PACKED                        0 where there is not what tile_quant.h wants
  *     TAILS                               1 where loaders take one argument more, how many of the
  *                                         2 W elements there are: the others are 0
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
@@ -29,7 +28,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "array/pack.h"
+#include "attention/kernel.h"
 #include "attention/ops.h"
+#include "attention/row.h"
 #include "attention/seen.h"
 
 #define SLOT KVC__OPS_SLOT

@@ -1,138 +1,167 @@
 /** @file
- * The inner loops of a tile over packed keys and values: those of tile.h, which includes this file,
- * with elements that become scale · q + bias as they are loaded.
+ * The inner loops of a tile over packed keys and values, of 8 and 4 bits: products of integers.
  *
- * In exact arithmetic a score is Σ_g (scale_g · Σ q·w + bias_g · Σ q), which would spare the
- * product and sum of each element. But its partial sums want registers beside those of all rows,
- * and its terms are larger than what they add up to, by as much as a bias is larger than its steps.
- */
+ * An element is s (k - c) + (b + c s): scale s and bias b of its group, c the middle of what k can
+ * be. So a group gives a score
+ *     s · Σ q (k - c) + (b + c s) · Σ q
+ * of which the first sum is one of integers, if q is: a query is rounded to t times integers, t its
+ * largest element of the group over 32767 for keys of 8 bits, over 127 for keys of 4; Σ q is of the
+ * query as it was. Weighted sums are the same with p s in place of q, positions in place of dims:
+ *     Σ_j p_j s_j (v_j - c) + Σ_j p_j (b_j + c s_j)
+ * where p s of a row and group is rounded for a block of positions at a time.
+ *
+ * What rounding costs, where packing has an element off by half a step (s / 2) at most:
+ *     scores: |q| off by t / 2, times |k - c| <= 128 or 8 steps: |error| <= 2^-9 (8 bits) or
+ *             2^-5 (4 bits) of a step for each element of the group, times its largest |q|
+ *     sums:   the same for each position of the block, times its largest |p s|, in steps of 1
+ * So it is below what packing did to the same element by 2^8 (8 bits) or 2^4 (4 bits), but for how
+ * much the largest q or p s exceeds the others.
+ *
+ * No sum of integers overflows: 16 bits of a query times 8, 128 elements of a group or 64
+ * positions: below 2^30. Sums of bytes are of up to 16 products of 127 · 15 in 16 bits: 30480.
+ *
+ * Wants of the instruction set besides what tile.h wants (lanes here are of 16 bytes, LANES of
+ * them in a register):
+ *     vf v_float(vi), vi v_round(vf)   conversions, to nearest
+ *     vi v_broadcast(from)             4 bytes, W times
+ *     vi v_lanes(from[LANES], same)    4 bytes for each lane; same: those of the first for all
+ *     vi v_load_bytes(from, lanes)     as many lanes, the others 0
+ *     v_columns(x[4], row, step)       x[i]: bytes 4 i to 4 i + 3 of each of W rows
+ *     vi v_zip_bytes, v_zip_words(a, b, upper)  by turns of a and b, of the lower or upper half of
+ *                                      each lane
+ *     vi v_even_bytes, v_odd_bytes     of 16 bits each, as words
+ *     vi v_even_nibbles, v_odd_nibbles of 8 bits each, as bytes
+ *     word_sums v_dot_words(sum, x, y) adds products of words, two for each of W sums
+ *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, x unsigned, y signed, four for each
+ *                                      of W sums; eight times at most
+ *     v_keep_words, v_keep_bytes       as v_keep, of sums
+ *     vi v_fold_words, v_fold_bytes    the W sums
+ *     v_store_words(to, a, b), v_store_bytes(to, x[4])  narrowed, 2 W and 4 W of them
+ *     v_unzip(even, odd, a, b), v_zip(lower, upper, a, b)  of 2 W floats in a row
+ *     v_add_lanes(to, step, lanes, factor, a, b)  to[l · step + i] = factor · what is there + lane
+ *                                      l of a, then that of b
+ * Of the words and bytes that a product takes x is not negative. Sums start as {0}. */
 #ifndef KVC_ATTENTION_TILE_QUANT_H
 #define KVC_ATTENTION_TILE_QUANT_H
 
-/* Of 8 bits a loader gives the first W elements, then the others; of 4 bits the even ones, the low
- * halves of bytes, then the odd ones. */
+enum { LANE_BYTES = 16 };
 
-/* sum[i · R + r] = q[r] · key i, for KEYS keys, so that each load of q serves them all. With few
- * rows the halves of units are added up apart: as many sums as hide the latency of one. */
-static inline __attribute__((always_inline)) void
-score_packed_keys(vf *sum, const float *q, int64_t width, const kvc__block *k, int64_t first,
-                  const int R, const int KEYS, const load_fn load, const int bits) {
-    const int ways = R < 4 ? 2 : 1;
-    const char *row[2];
-    const float *scales[2], *biases[2];
-    vf part[2][8];
-    for (int i = 0; i < KEYS; i++) {
-        /* Beyond the last key the last is taken again, as by score. */
-        const int64_t at = first + i < k->count ? first + i : k->count - 1;
-        row[i] = k->data + at * k->step_bytes;
-        scales[i] = k->scales + at * k->groups;
-        biases[i] = k->biases + at * k->groups;
-    }
-    for (int i = 0; i < KEYS * R; i++) part[0][i] = part[1][i] = v_set(0);
-    for (int64_t g = 0; g < k->groups; g++) {
-        vf scale[2], bias[2];
-        for (int i = 0; i < KEYS; i++) {
-            scale[i] = v_set(scales[i][g]);
-            bias[i] = v_set(biases[i][g]);
+/* The largest integers of queries and weights. */
+static inline float most_of(const int bits) {
+    return bits == 8 ? 32767 : 127;
+}
+
+/* The middle of what an element can be. */
+static inline int32_t middle_of(const int bits) {
+    return bits == 8 ? 128 : 8;
+}
+
+/* Where sums and queries have element i of a unit. */
+static inline int64_t place_packed(int64_t i, const int bits) {
+    return bits == 8 ? i : i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
+}
+
+static inline float element_of(const char *row, int64_t d, const int bits) {
+    const uint8_t byte = (uint8_t)row[d * bits / 8];
+    return (float)(bits == 8 ? byte : byte >> d % 2 * 4 & 15);
+}
+
+/* The sum and the largest of all lanes; no NaN where there is a number. */
+static inline float sum_of(vf x) {
+    for (int step = W / 2; step > 0; step /= 2) x += v_swap(x, step);
+    return x[0];
+}
+static inline float most_in(vf x) {
+    for (int step = W / 2; step > 0; step /= 2) x = v_max(v_swap(x, step), x);
+    return x[0];
+}
+
+/* Rows at the end of a block, fewer than are worked on together, and zeros behind them. */
+typedef struct last_rows {
+    _Alignas(64) char bytes[KVC__UNIT_MOST / 2][KVC__GROUP_MOST];
+} last_rows;
+
+static inline void copy_last(last_rows *to, const char *from, int64_t step_bytes, int64_t count,
+                             int64_t bytes, int rows) {
+    for (int i = 0; i < rows; i++)
+        if (i < count) memcpy(to->bytes[i], from + i * step_bytes, (size_t)bytes);
+        else memset(to->bytes[i], 0, (size_t)bytes);
+}
+
+#include "attention/quant_score.h"
+#include "attention/quant_weigh.h"
+
+/* A kvc__scaling_fn. Vectors of even and of odd numbers are what loaders give, or one step away. */
+static void load_scaling(float *to, const void *from, kvc_dtype dtype, int64_t groups,
+                         int64_t count) {
+    const int64_t size = (int64_t)kvc_dtype_size_bytes(dtype), n = groups * count;
+    const int64_t together = groups == 4 ? 2 * UNIT : UNIT;
+    int64_t i = 0;
+    for (; groups <= 4 && groups != 3 && i + together <= n; i += together) {
+        float *at = to + i / groups;
+        vf even[2], odd[2];
+        for (int half = 0; half < together / UNIT; half++) {
+            const char *unit = (const char *)from + (i + half * UNIT) * size;
+            if (dtype == KVC_BF16) {
+                even[half] = LOAD(v_load_bf16, unit, 0, UNIT);
+                odd[half] = LOAD(v_load_bf16, unit, 1, UNIT);
+            } else if (dtype == KVC_F16)
+                v_unzip(&even[half], &odd[half], LOAD(v_load_f16, unit, 0, UNIT),
+                        LOAD(v_load_f16, unit, 1, UNIT));
+            else
+                v_unzip(&even[half], &odd[half], LOAD(v_load_f32, unit, 0, UNIT),
+                        LOAD(v_load_f32, unit, 1, UNIT));
         }
-        for (int64_t d = g * k->group; d < (g + 1) * k->group; d += UNIT)
-            for (int64_t half = 0; half < 2; half++) {
-                vf x[2];
-                for (int i = 0; i < KEYS; i++)
-                    x[i] = load(row[i] + d * bits / 8, half) * scale[i] + bias[i];
-                for (int r = 0; r < R; r++) {
-                    const vf y = v_keep(v_load(q + r * width + d + half * W));
-                    for (int i = 0; i < KEYS; i++) part[half % ways][i * R + r] += y * x[i];
-                }
-            }
-    }
-    for (int i = 0; i < KEYS * R; i++) sum[i] = ways == 1 ? part[0][i] : part[0][i] + part[1][i];
-}
-
-/* As score. */
-static inline __attribute__((always_inline)) void score_packed(float *restrict s,
-                                                               const kvc__tile *t,
-                                                               const kvc__block *k, const int R,
-                                                               const load_fn load, const int bits) {
-    const int keys = W / R, together = keys < 2 ? keys : 2;
-    for (int64_t j = 0; j < k->count; j += keys) {
-        vf sum[W];
-        for (int i = 0; i < keys; i += together) {
-            kvc__ask(k->ahead, together * t->key_width);
-            score_packed_keys(sum + (int64_t)i * R, t->q, t->key_width, k, j + i, R, together, load,
-                              bits);
+        vf x[4] = {even[0], odd[0]};
+        if (groups == 1) v_zip(&x[0], &x[1], even[0], odd[0]);
+        if (groups == 4) {
+            v_unzip(&x[0], &x[2], even[0], even[1]);
+            v_unzip(&x[1], &x[3], odd[0], odd[1]);
         }
-        v_store(s + j * R, v_sums(sum));
+        if (groups == 1) {
+            v_store(at, x[0]);
+            v_store(at + W, x[1]);
+        } else
+            for (int g = 0; g < groups; g++) v_store(at + g * KVC__BLOCK, x[g]);
     }
+    for (; i < n; i++) kvc__row_load(to + i % groups * KVC__BLOCK + i / groups, from, dtype, i, 1);
 }
 
-/* As weigh_units. */
-static inline __attribute__((always_inline)) void
-weigh_packed_units(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
-                   const kvc__block *v, int64_t width, int64_t d, const int R, const int UNITS,
-                   const load_fn load, const int bits) {
-    vf sum[4][2];
-    load_sums(sum, sums + d, width, factor, R, UNITS);
-    const char *row = v->data + d * bits / 8;
-    const float *scales = v->scales + d / v->group, *biases = v->biases + d / v->group;
-    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
-        if (R == 1) kvc__ask(v->ahead, UNITS * UNIT);
-        const vf scale = v_set(scales[j * v->groups]), bias = v_set(biases[j * v->groups]);
-        for (int u = 0; u < UNITS; u++) {
-            const vf x = load(row + (int64_t)u * UNIT * bits / 8, 0) * scale + bias;
-            const vf y = load(row + (int64_t)u * UNIT * bits / 8, 1) * scale + bias;
-            for (int r = 0; r < R; r++) {
-                const vf weight = v_set(p[j * step + r]);
-                sum[u * R + r][0] += weight * x;
-                sum[u * R + r][1] += weight * y;
-            }
-        }
-    }
-    store_sums(sums + d, width, sum, R, UNITS);
-}
-
-/* As weigh. Units that are worked on together are of one group. */
-static inline __attribute__((always_inline)) void
-weigh_packed(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
-             const kvc__block *v, int64_t width, const int R, const load_fn load, const int bits) {
-    const int most = 4 / R, least = most * UNIT <= 32 ? most : R < 4 && 2 * UNIT <= 32 ? 2 : 1;
-    const int units = most * UNIT <= v->group ? most : least; /* a group is of 32 or more */
-    for (int64_t d = 0; d < width; d += units * UNIT) {
-        if (R > 1) kvc__ask(v->ahead, v->count * units * UNIT);
-        if (units == most)
-            weigh_packed_units(sums, p, step, factor, v, width, d, R, most, load, bits);
-        else weigh_packed_units(sums, p, step, factor, v, width, d, R, least, load, bits);
-    }
-}
-
-#define PACKED_TILE(name, R, load, bits)                                                           \
-    static void score_##R##_##name(const kvc__tile *t, const kvc__block *k, float *s) {            \
-        score_packed(s, t, k, R, load, bits);                                                      \
+#define PACKED_TILE(R, bits)                                                                       \
+    static void score_##R##_q##bits(const kvc__tile *t, const kvc__block *k, float *s) {           \
+        score_packed(s, t, k, R, bits);                                                            \
     }                                                                                              \
-    static inline void sum_##R##_##name(float *sums, const float *p, int64_t step,                 \
-                                        const float *factor, const kvc__block *v, int64_t width) { \
-        weigh_packed(sums, p, step, factor, v, width, R, load, bits);                              \
+    static inline void sum_##R##_q##bits(float *sums, const float *p, int64_t step,                \
+                                         const float *factor, const kvc__block *v,                 \
+                                         int64_t width) {                                          \
+        weigh_packed(sums, p, step, factor, v, width, R, bits);                                    \
     }                                                                                              \
-    static void weigh_##R##_##name(kvc__tile *t, const kvc__block *v, const kvc__range *seen,      \
-                                   const float *s, const float *factor) {                          \
-        weigh_seen(t, v, seen, s, factor, R, sum_##R##_##name, sum_1_##name);                      \
+    static void weigh_##R##_q##bits(kvc__tile *t, const kvc__block *v, const kvc__range *seen,     \
+                                    const float *s, const float *factor) {                         \
+        weigh_seen(t, v, seen, s, factor, R, sum_##R##_q##bits, sum_1_q##bits);                    \
     }
-#define PACKED_TILES(name, load, bits)                                                             \
-    PACKED_TILE(name, 1, load, bits)                                                               \
-    PACKED_TILE(name, 2, load, bits)                                                               \
-    PACKED_TILE(name, 4, load, bits)
+#define PACKED_TILES(bits)                                                                         \
+    PACKED_TILE(1, bits)                                                                           \
+    PACKED_TILE(2, bits)                                                                           \
+    PACKED_TILE(4, bits)                                                                           \
+    static void prepare_q##bits(float *q, int64_t width, int64_t group) {                          \
+        prepare_packed(q, width, group, bits);                                                     \
+    }
 
-PACKED_TILES(q8, v_load_q8, 8)
-PACKED_TILES(q4, v_load_q4, 4)
+PACKED_TILES(8)
+PACKED_TILES(4)
 
 static void fill_packed(kvc__ops *ops) {
     const kvc__score_fn scores[2][KVC__TILES] = {SCORES(q8), SCORES(q4)};
     const kvc__weigh_fn weighs[2][KVC__TILES] = {WEIGHS(q8), WEIGHS(q4)};
     memcpy(ops->score[KVC__OPS_Q8], scores, sizeof scores);
     memcpy(ops->weigh[KVC__OPS_Q8], weighs, sizeof weighs);
-    for (int i = 0; i < 2 * W; i++) {
-        ops->place[KVC__OPS_Q8][i] = (uint8_t)i;
-        ops->place[KVC__OPS_Q4][i] = (uint8_t)(i % 2 * W + i / 2);
+    ops->prepare[KVC__OPS_Q8] = prepare_q8;
+    ops->prepare[KVC__OPS_Q4] = prepare_q4;
+    ops->scaling = load_scaling;
+    for (int i = 0; i < UNIT; i++) {
+        ops->place[KVC__OPS_Q8][i] = (uint8_t)place_packed(i, 8);
+        ops->place[KVC__OPS_Q4][i] = (uint8_t)place_packed(i, 4);
     }
 }
 

@@ -20,9 +20,9 @@ kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t positi
         *out <= PTRDIFF_MAX)
         return KVC_OK;
     return kvc__fail(KVC_E_RANGE,
-                     "%zu ranges (batch × kv_heads) × %lld rows × %zu bytes is more than a "
+                     "%zu ranges (batch × kv_heads) × %lld positions × %zu bytes is more than a "
                      "size can hold",
-                     plane->ranges, (long long)rows, plane->row.bytes);
+                     plane->ranges, (long long)positions, plane->row.bytes);
 }
 
 /* rows rounded up to whole chunks. */

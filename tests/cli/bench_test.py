@@ -1,4 +1,4 @@
-"""`kvcache bench attend`, `kvcache bench pool` and `kvcache bench prefix`.
+"""`kvcache bench fork`, `kvcache bench pool` and `kvcache bench prefix`.
 
     bench_test.py PROGRAM
 """
@@ -7,138 +7,63 @@ import unittest
 
 from program import ProgramTest
 
-TINY = ["--rotate", "1", "--heads", "4/2", "--dim", "16", "--contexts", "64,100"]
-ONE = [*TINY[:-1], "64"]
-KEYS = {"dtype", "q_heads", "kv_heads", "head_dim", "context", "q_len", "batch", "shortest",
-        "window", "threads", "p50_us", "gbps", "floor_gbps", "gflops", "ceiling_gflops", "of",
-        "binds", "path"}
 
+class Fork(ProgramTest):
+    TINY = ["--heads", "2", "--dim", "64", "--layers", "3"]
 
-class Attend(ProgramTest):
-    def test_json_has_a_row_for_each_context(self):
-        result = self.parsed("bench", "attend", *TINY)
-        self.assertEqual(result["bench"], "attend")
-        self.assertIn("cpu", result["machine"])
-        self.assertEqual([r["context"] for r in result["rows"]], [64, 100])
+    def test_json_has_a_row_for_each_context_and_cache(self):
+        caches = ["paged:16", "q8+paged"]
+        result = self.parsed("bench", "fork", *self.TINY, "--contexts", "100,256", "--cache",
+                             ",".join(caches), "--beams", "4")
+        self.assertEqual((result["bench"], result["layers"], result["beams"]), ("fork", 3, 4))
+        self.assertEqual([(r["context"], r["cache"]) for r in result["rows"]],
+                         [(n, c) for n in (100, 256) for c in caches])
+        # A last block that is full would not be copied.
+        self.assertEqual([r["length"] for r in result["rows"]], [100, 100, 264, 288])
+        positions = {"paged:16": 3 * 2 * 2 * 128, "q8+paged": 3 * 2 * 2 * (64 + 4)}
         for row in result["rows"]:
-            self.assertLessEqual(KEYS, row.keys())
-            self.assertEqual((row["dtype"], row["q_heads"], row["kv_heads"], row["head_dim"],
-                              row["threads"]), ("bf16", 4, 2, 16, 1))
-            self.assertEqual(row["bytes"], 2 * 2 * 16 * 2 * row["context"])
-            self.assertGreaterEqual(row["bytes"] * row["layers"], 1 << 20)
-            self.assertAlmostEqual(row["gbps"], row["bytes"] / row["p50_us"] / 1e3,
-                                   delta=row["gbps"] / 100)
-            self.assertAlmostEqual(row["gflops"], 4 * 4 * 16 * row["context"] / row["p50_us"] / 1e3,
-                                   delta=row["gflops"] / 100)
-            self.assert_of_the_limit_that_binds(row)
-            self.assertLessEqual(row["best_us"], row["p50_us"])
-            self.assertIn(row["path"], ["reference", "fused"])
+            position = positions[row["cache"]]
+            block = 16 if row["cache"] == "paged:16" else 64
+            self.assertEqual((row["bytes"], row["block_bytes"]),
+                             (row["length"] * position, block * position))
+            for key in ("fork", "copy", "memcpy", "release", "first_append", "append",
+                        "block_memcpy", "reorder", "reorder_copy"):
+                self.assertGreater(row[f"{key}_us"], 0, key)
+                self.assertLessEqual(row[f"{key}_us"], row[f"{key}_p99_us"], key)
+                self.assertLessEqual(row[f"{key}_p99_us"], row[f"{key}_max_us"], key)
+            self.assertAlmostEqual(row["fork_to_copy"], row["fork_us"] / row["copy_us"],
+                                   delta=row["fork_to_copy"] / 100)
 
-    def assert_of_the_limit_that_binds(self, row):
-        """The share is that of the limit which takes longer: the smaller share would flatter."""
-        shares = {"read": row["gbps"] / row["floor_gbps"],
-                  "fma": row["gflops"] / row["ceiling_gflops"]}
-        self.assertEqual(row["binds"], max(shares, key=shares.get))
-        self.assertAlmostEqual(row["of"], shares[row["binds"]], delta=row["of"] / 100)
+    def test_mixed_lengths_waste_less_than_a_block_each(self):
+        result = self.parsed("bench", "fork", *self.TINY, "--contexts", "100", "--cache",
+                             "paged:16,paged")
+        lengths = [100 + 7900 * i // 15 for i in range(16)]
+        used = sum(lengths) * 2 * 2 * 128
+        self.assertEqual([w["cache"] for w in result["waste"]], ["paged:16", "paged", "reserve"])
+        for waste, block in zip(result["waste"], (16, 64)):
+            self.assertEqual(waste["used_bytes"], used)
+            in_blocks = sum(-(-n // block) for n in lengths) * block * 2 * 2 * 128
+            self.assertTrue(in_blocks <= waste["resident_bytes"] <= in_blocks + (2 << 20), waste)
+            self.assertAlmostEqual(waste["wasted"], 1 - used / waste["resident_bytes"], 5)
+        self.assertGreater(result["waste"][2]["resident_bytes"], 16 * 8000 * 2 * 2 * 128)
 
-    def test_queries_and_sequences_count_what_they_see(self):
-        for row in self.parsed("bench", "attend", *ONE, "--q-len", "3", "--batch", "2")["rows"]:
-            pairs = sum(row["context"] - 2 + i for i in range(3))  # causal
-            self.assertEqual((row["q_len"], row["batch"]), (3, 2))
-            self.assertEqual(row["bytes"], 2 * 2 * 2 * 16 * 2 * row["context"])
-            self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 2 * 4 * 4 * 16 * pairs,
-                                   delta=pairs)
-
-    def test_a_window_hides_what_lies_before_it(self):
-        for row in self.parsed("bench", "attend", *ONE, "--q-len", "3", "--window", "5")["rows"]:
-            self.assertEqual((row["window"], row["bytes"]), (5, 2 * 2 * 16 * 2 * (5 + 3 - 1)))
-            self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 4 * 16 * 3 * 5, delta=9)
-        # Some queries see all keys, some are too far from the first.
-        [row] = self.parsed("bench", "attend", "--rotate", "1", "--heads", "1/1", "--dim", "16",
-                            "--contexts", "10", "--q-len", "8", "--window", "6")["rows"]
-        self.assertEqual(row["bytes"], 2 * 16 * 2 * 10)
-        pairs = 3 + 4 + 5 + 6 * 5
-        self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 16 * pairs, delta=9)
-
-    def test_lengths_are_spread_and_count_what_is_in_use(self):
-        for row in self.parsed("bench", "attend", *ONE, "--batch", "4", "--shortest",
-                               "10")["rows"]:
-            lengths = [10 + (row["context"] - 10) * i // 3 for i in range(4)]
-            self.assertEqual((row["shortest"], row["window"]), (10, None))
-            self.assertEqual(row["bytes"], 2 * 2 * 16 * 2 * sum(lengths))
-            self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 4 * 16 * sum(lengths),
-                                   delta=99)
-        text = self.printed("bench", "attend", *ONE, "--batch", "4", "--shortest", "10",
-                            "--window", "7", "--threads", "2")
-        self.assertIn(": 4 sequences, window 7, 4 query heads,", text)
-        self.assertRegex(text, r"(?m)^ +10-64 +3.5 KiB ")
-
-    def test_many_queries_are_bound_by_arithmetic(self):
-        [row] = self.parsed("bench", "attend", "--rotate", "1", "--heads", "8/1", "--dim", "64",
-                            "--contexts", "256", "--q-len", "256")["rows"]
-        self.assertEqual(row["binds"], "fma")
-        self.assert_of_the_limit_that_binds(row)
-        self.assertLess(row["of"], 1.05)
-
-    def test_the_table_tells_path_and_floor(self):
-        text = self.printed("bench", "attend", *TINY, "--dtype", "f32")
-        self.assertTrue(text.startswith("Attention of one query position: 4 query heads, 2 kv "
-                                        "heads, dimension 16, f32, 1 thread\n"))
-        self.assertRegex(text, r"(?m)^ +64 +16 KiB( +[\d.]+){8} +(read|fma)  \w+$")
-        self.assertIn("over 1 MiB at least", text)
-        self.assertLessEqual(max(map(len, text.splitlines()[1:])), 100)
-
-    def test_the_table_tells_queries_and_sequences(self):
-        text = self.printed("bench", "attend", *ONE, "--q-len", "64", "--batch", "3")
-        self.assertTrue(text.startswith("Causal attention of 64 query positions: 3 sequences, 4 "
-                                        "query heads, "))
-
-    def test_too_many_layers_are_told(self):
-        text = self.printed("bench", "attend", *TINY[2:-2], "--contexts", "1", "--rotate", "16")
-        self.assertIn("context 1: 4096 layers are the most, and hold", text)
-
-    def test_the_trace_has_kernels(self):
-        path = self.folder / "trace.json"
-        text = self.printed("bench", "attend", *TINY, "--trace", path)
-        spans, tracks = self.read_trace(path)
-        self.assertEqual(set(tracks.values()), {"between steps", "attend 64", "attend 100"})
-        self.assertTrue(any(s["cat"] == "kernel" for s in spans))
-        self.assertRegex(text, r"(?m)^attend 64: \d+ % of the step")
-
-    def test_growth_by_chunk_may_get_huge_pages(self):
-        for growth in ["reserve", "chunk"]:
-            row, = self.parsed("bench", "attend", *ONE, "--growth", growth)["rows"]
-            self.assertTrue(0 <= row["huge_share"] <= (growth == "chunk") * 1.1, row)
+    def test_the_table_has_a_row_for_each_context_and_the_waste(self):
+        text = self.printed("bench", "fork", *self.TINY, "--contexts", "100,128")
+        self.assertRegex(text, r"(?m)^ +100  paged +[\d.]+ KiB( +[\d.]+){10}$")
+        self.assertRegex(text, r"(?m)^ +160  paged +[\d.]+ KiB( +[\d.]+){10}$")
+        self.assertRegex(text, r"(?m)^  reserve +[\d.]+ MiB held, +[\d.]+ MiB used: [\d.]+ % wasted$")
+        self.assertLessEqual(max(map(len, text.splitlines())), 125)
 
     def test_bad_values_are_refused(self):
-        for given in ["32", "32/", "/8", "32/5", "0/0", "8/-1", "a/b", "32/8/2", "65537/1", ""]:
-            self.assert_refused(2, "bench attend", [f"--heads={given}"], "--heads",
-                                f"'{given}' given", "32/8")
-        for option, given in [("--dim", "0"), ("--dim", "8193"), ("--contexts", "0"),
-                              ("--contexts", "16777217"), ("--rotate", "0"), ("--dtype", "u8"),
-                              ("--q-len", "0"), ("--q-len", "65537"), ("--batch", "0"),
-                              ("--batch", "4097"), ("--shortest", "0"), ("--window", "0"),
-                              ("--window", "-1"), ("--threads", "0"), ("--growth", "exact")]:
-            self.assert_refused(2, "bench attend", [option, given], f"{option}: '{given}' given")
-
-    def test_values_that_do_not_go_together_are_refused(self):
-        for words, *expected in [
-            (["--contexts", "512,64", "--q-len", "65"], "--q-len: 65 given", "sequence, 64,"),
-            (["--batch", "2", "--shortest", "9", "--q-len", "10"], "--q-len: 10", "sequence, 9,"),
-            (["--batch", "2", "--shortest", "65", "--contexts", "64"], "--shortest: 65 given"),
-            (["--shortest", "9"], "--shortest:", "--batch of 2 or more"),
-        ]:
-            self.assert_refused(2, "bench attend", words, *expected)
-
-    def test_more_than_the_memory_is_refused(self):
-        most = ["--heads", "65536/65536", "--dim", "8192", "--contexts", "16777216"]
-        for more in [], ["--batch", "4096", "--q-len", "65536", "--dtype", "f32"]:
-            self.assert_refused(1, "bench attend", most + more, "context 16777216 needs",
-                                "reduce --contexts, --batch, --q-len, --heads or --dim")
-
-    def test_a_file_that_cannot_be_written_is_refused(self):
-        self.assert_refused(1, "bench attend", ["--trace", self.folder / "none" / "file"],
-                            "--trace", "No such file or directory")
+        for option, given in [("--contexts", "0"), ("--layers", "0"), ("--heads", "1025"),
+                              ("--dim", "8193"), ("--dtype", "i8"), ("--beams", "1"),
+                              ("--cache", "q9"), ("--cache", "reserve"), ("--cache", "q8")]:
+            self.assert_refused(2, "bench fork", [option, given], f"{option}: '{given}' given")
+        self.assert_refused(2, "bench fork", ["--cache", "paged,q8:128+paged", "--dim", "64"],
+                            "'q8:128+paged' given, with heads of 64 elements")
+        self.assert_refused(1, "bench fork", ["--contexts", 1 << 24, "--layers", 1024, "--heads",
+                                              1024, "--dim", 8192, "--beams", 64],
+                            "context 16777216 needs", "reduce --contexts, --layers,")
 
 
 class Pool(ProgramTest):

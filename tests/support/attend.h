@@ -65,6 +65,8 @@ typedef struct test_problem {
     kvc_array given_mask;      /**< as the run is given it */
     test_tensor sinks, slopes; /**< [q_heads], if any */
     test_tensor lse;           /**< [batch][q_heads][queries], f32 */
+    double score_slack;        /**< what scores may be off by besides */
+    double value_slack;        /**< what out may be off by besides if one position had all weight */
 } test_problem;
 
 /** Setup of a group of tests that kvc_test_each_isa runs: where KVC_ISA names an instruction set
@@ -121,7 +123,9 @@ void test_truth_free(test_truth *truth);
  * and that of the log-sum-exp, 2e-6 + 2.5e-7 · (largest |score| + |lse|).
  * A score is rounded in f32, and that error grows with it. Instruction sets that split queries into
  * two bf16 may be off by another 2^-18 · largest parts of a score, of which rounding a key to bf16
- * takes up to 2^-9. Those that round queries split weights: 2^-17 · largest |v| more. */
+ * takes up to 2^-9. Those that round queries split weights: 2^-17 · largest |v| more. A problem's
+ * slack comes on top: of scores, and so twice that · largest |v|, every weight being off by it; and
+ * of values, times the largest weight that a position can have. */
 void test_compare(const test_problem *p, const test_truth *right);
 
 /** test_compare with the problem's own truth. */

@@ -5,7 +5,7 @@
 #include "attention/ops.h"
 #include "base/half.h"
 
-enum { W = 4 };
+enum { W = 4, LANES = W / 4 };
 typedef float32x4_t vf;
 typedef int32x4_t vi;
 
@@ -42,22 +42,11 @@ static inline vf v_load_bf16(const void *from, int64_t half) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)from + half * W), 16));
 }
 
-static inline vf v_load_q8(const void *from, int64_t half) {
-    const uint16x8_t unit = vmovl_u8(vld1_u8(from));
-    return vcvtq_f32_u32(vmovl_u16(half == 0 ? vget_low_u16(unit) : vget_high_u16(unit)));
-}
-
-/* The even elements are the low halves of bytes, the odd ones the high halves. */
-static inline vf v_load_q4(const void *from, int64_t half) {
-    uint32_t word;
-    memcpy(&word, from, sizeof word);
-    const uint32x4_t bytes = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(word))));
-    return vcvtq_f32_u32(half == 0 ? vandq_u32(bytes, vdupq_n_u32(15)) : vshrq_n_u32(bytes, 4));
-}
-
 static inline vf v_sums(const vf a[W]) {
     return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]));
 }
+
+#include "attention/arm/integers_neon.h"
 
 #include "attention/tile.h"
 

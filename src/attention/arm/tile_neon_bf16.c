@@ -25,7 +25,8 @@ static inline bfloat16x8_t load(const void *from) {
 }
 
 /* Turns every four elements of a query, in place, into the four of hi, then the four of lo. */
-static void split(float *q, int64_t width) {
+static void split(float *q, int64_t width, int64_t group) {
+    (void)group;
     const float32x4_t infinity = vdupq_n_f32(INFINITY), zero = vdupq_n_f32(0);
     for (int64_t d = 0; d < width; d += 4) {
         const float32x4_t x = vld1q_f32(q + d);

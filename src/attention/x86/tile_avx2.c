@@ -5,7 +5,7 @@
 #include "attention/ops.h"
 #include "base/half.h"
 
-enum { W = 8 };
+enum { W = 8, LANES = W / 4 };
 typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
 
@@ -47,26 +47,14 @@ static inline vf v_load_bf16(const void *from, int64_t half) {
     return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
-static inline vi load_bytes(const void *from) {
-    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(from));
-}
-
-static inline vf v_load_q8(const void *from, int64_t half) {
-    return _mm256_cvtepi32_ps((__m256i)load_bytes((const uint8_t *)from + half * W));
-}
-
-/* The even elements are the low halves of bytes, the odd ones the high halves. */
-static inline vf v_load_q4(const void *from, int64_t half) {
-    const vi bytes = load_bytes(from);
-    return _mm256_cvtepi32_ps((__m256i)(half == 0 ? bytes & 15 : bytes >> 4));
-}
-
 static inline vf v_sums(const vf a[W]) {
     const vf ab = _mm256_hadd_ps(a[0], a[1]), cd = _mm256_hadd_ps(a[2], a[3]);
     const vf ef = _mm256_hadd_ps(a[4], a[5]), gh = _mm256_hadd_ps(a[6], a[7]);
     const vf abcd = _mm256_hadd_ps(ab, cd), efgh = _mm256_hadd_ps(ef, gh);
     return _mm256_permute2f128_ps(abcd, efgh, 0x20) + _mm256_permute2f128_ps(abcd, efgh, 0x31);
 }
+
+#include "attention/x86/integers_avx2.h"
 
 #include "attention/tile.h"
 

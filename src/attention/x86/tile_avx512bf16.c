@@ -47,7 +47,8 @@ static void widen(float *dst, const void *src, int64_t n) {
 }
 
 /* A query becomes a row in bf16, in memory's order: packing undoes what unpacking does. */
-static void pack(float *q, int64_t width) {
+static void pack(float *q, int64_t width, int64_t group) {
+    (void)group;
     for (int64_t d = 0; d < width; d += UNIT) {
         const __m512i x = _mm512_cvtepu16_epi32(round_of(v_load(q + d)));
         const __m512i y = _mm512_cvtepu16_epi32(round_of(v_load(q + d + W)));

@@ -1,0 +1,180 @@
+/** @file
+ * Scores of packed keys, for tile_quant.h, which tells how. Lanes are keys: nothing is added up
+ * across them. */
+#ifndef KVC_ATTENTION_QUANT_SCORE_H
+#define KVC_ATTENTION_QUANT_SCORE_H
+
+/* A prepared query: integers in the order in which keys are split, of 16 bits for keys of 8, of 8
+ * for keys of 4, so that both have twice the bytes of a key; behind them one of these a group. */
+typedef struct query_group {
+    float scale;    /* of the integers */
+    float total;    /* Σ q */
+    int32_t offset; /* -c · Σ of the integers */
+} query_group;
+
+static inline const query_group *query_groups(const float *q, int64_t width) {
+    return (const query_group *)(const void *)(q + width / 2);
+}
+
+/* Integer i of a prepared query. */
+static inline int32_t query_at(const float *q, int64_t i, const int bits) {
+    return bits == 8 ? ((const int16_t *)(const void *)q)[i] : ((const int8_t *)(const void *)q)[i];
+}
+
+/* Where a prepared query has the element at d of one that is not, within its group. Of four bytes
+ * of a key of 8 bits the even ones come first. */
+static inline int64_t query_place(int64_t d, const int bits) {
+    return bits == 8 ? d / 4 * 4 + d % 2 * 2 + d % 4 / 2 : d;
+}
+
+/* A group of a query, to integers. Where an element is not finite, or too large for a total, scores
+ * become NaN. */
+static inline query_group round_group(int32_t *to, const float *q, int64_t group, const int bits) {
+    float most = 0;
+    double total = 0;
+    int32_t sum = 0;
+    for (int64_t d = 0; d < group; d++) {
+        most = fabsf(q[d]) > most ? fabsf(q[d]) : most;
+        total += (double)q[d];
+    }
+    const bool finite = fabs(total) < (double)INFINITY && most < INFINITY;
+    const float inverse = most > 0x1p-100f && finite ? most_of(bits) / most : 0;
+    for (int64_t d = 0; d < group; d++) {
+        const int32_t x = finite ? (int32_t)lrintf(q[d] * inverse) : 0;
+        to[query_place(d, bits)] = x;
+        sum += x;
+    }
+    return (query_group){finite ? most / most_of(bits) : NAN, (float)total, -middle_of(bits) * sum};
+}
+
+/* A kvc__prepare_fn. */
+static inline void prepare_packed(float *q, int64_t width, int64_t group, const int bits) {
+    query_group groups[KVC__FUSED_MAX_DIM / 32];
+    int32_t integers[KVC__GROUP_MOST];
+    for (int64_t g = 0; g < width / group; g++) {
+        groups[g] = round_group(integers, q + g * group, group, bits);
+        /* Integers are shorter than what they are made of: what follows is not overwritten. */
+        for (int64_t i = 0; i < group; i++)
+            if (bits == 8) ((int16_t *)(void *)q)[g * group + i] = (int16_t)integers[i];
+            else ((int8_t *)(void *)q)[g * group + i] = (int8_t)integers[i];
+    }
+    memcpy(q + width / 2, groups, (size_t)(width / group) * sizeof *groups);
+}
+
+/* One score in f32, one element after another, as the formula has it. */
+static float score_slowly(const float *q, int64_t width, const kvc__block *k, int64_t j,
+                          const int bits) {
+    const char *row = k->data + j * k->step_bytes;
+    const query_group *groups = query_groups(q, width);
+    float sum = 0;
+    for (int64_t d = 0; d < width; d++) {
+        const int64_t g = d / k->group, at = g * KVC__BLOCK + j;
+        const int64_t place = bits == 8 ? query_place(d, 8) : place_packed(d, 4);
+        sum += groups[g].scale * (float)query_at(q, place, bits) *
+               (k->scales[at] * element_of(row, d, bits) + k->biases[at]);
+    }
+    return sum;
+}
+
+/* total[r] += the products of R queries with W keys, a group of them; q and row point to the group.
+ * Sums are kept: a compiler that puts them off has all products wait for them on the stack. */
+static inline __attribute__((always_inline)) void score_group(vi total[4], const char *q,
+                                                              int64_t q_step_bytes, const char *row,
+                                                              int64_t step_bytes, int64_t bytes,
+                                                              const int R, const int bits) {
+    word_sums words[4];
+    for (int r = 0; r < R; r++) words[r] = (word_sums){0};
+    for (int64_t at = 0; at < bytes; at += LANE_BYTES) {
+        byte_sums part[4];
+        vi x[4];
+        for (int r = 0; r < R; r++) part[r] = (byte_sums){0};
+        v_columns(x, row + at, step_bytes);
+        for (int i = 0; i < 4; i++) {
+            const vi even = bits == 8 ? v_even_bytes(x[i]) : v_even_nibbles(x[i]);
+            const vi odd = bits == 8 ? v_odd_bytes(x[i]) : v_odd_nibbles(x[i]);
+            for (int r = 0; r < R; r++) {
+                const char *own = q + r * q_step_bytes + 2 * (at + 4 * i);
+                const vi first = v_broadcast(own), second = v_broadcast(own + 4);
+                if (bits == 8) {
+                    words[r] = v_keep_words(v_dot_words(words[r], even, first));
+                    words[r] = v_keep_words(v_dot_words(words[r], odd, second));
+                } else {
+                    part[r] = v_keep_bytes(v_dot_bytes(part[r], even, first));
+                    part[r] = v_keep_bytes(v_dot_bytes(part[r], odd, second));
+                }
+            }
+        }
+        for (int r = 0; bits == 4 && r < R; r++) total[r] += v_fold_bytes(part[r]);
+    }
+    for (int r = 0; bits == 8 && r < R; r++) total[r] += v_fold_words(words[r]);
+}
+
+/* sums[r][j] += those of group g, for all keys. */
+static inline __attribute__((always_inline)) void score_groups(float sums[4][KVC__BLOCK],
+                                                               const kvc__tile *t,
+                                                               const kvc__block *k, int64_t g,
+                                                               const int R, const int bits) {
+    const int64_t bytes = k->group * bits / 8, width = t->key_width;
+    const int64_t q_step_bytes = width * (int64_t)sizeof *t->q;
+    const float *scales = k->scales + g * KVC__BLOCK, *biases = k->biases + g * KVC__BLOCK;
+    const char *q = (const char *)t->q + 2 * g * bytes, *row = k->data + g * bytes;
+    int64_t step_bytes = k->step_bytes;
+    const query_group *own[4];
+    last_rows last;
+    for (int r = 0; r < R; r++) own[r] = query_groups(t->q + r * width, width) + g;
+    for (int64_t j = 0; j < k->count; j += W, row += W * step_bytes) {
+        vi total[4];
+        if (g == 0) kvc__ask(k->ahead, W * width);
+        if (k->count - j < W) {
+            copy_last(&last, row, step_bytes, k->count - j, bytes, W);
+            row = last.bytes[0];
+            step_bytes = sizeof last.bytes[0];
+        }
+        for (int r = 0; r < R; r++) total[r] = v_broadcast(&own[r]->offset);
+        score_group(total, q, q_step_bytes, row, step_bytes, bytes, R, bits);
+        const vf scale = v_load(scales + j);
+        const vf middle = v_load(biases + j) + scale * v_set((float)middle_of(bits));
+        for (int r = 0; r < R; r++) {
+            vf sum = v_load(sums[r] + j) + middle * v_set(own[r]->total);
+            sum += v_float(total[r]) * (scale * v_set(own[r]->scale));
+            v_store(sums[r] + j, sum);
+        }
+    }
+}
+
+/* s[j][r] = sums[r][j] of W keys. */
+static inline __attribute__((always_inline)) void store_scores(float *s, float sums[4][KVC__BLOCK],
+                                                               int64_t j, const int R) {
+    vf x[4], even[2], odd[2];
+    for (int r = 0; r < R; r++) x[r] = v_load(sums[r] + j);
+    if (R == 2) v_zip(&x[0], &x[1], x[0], x[1]);
+    if (R == 4) { /* rows 0 and 2 by turns, 1 and 3 by turns, then both */
+        v_zip(&even[0], &even[1], x[0], x[2]);
+        v_zip(&odd[0], &odd[1], x[1], x[3]);
+        v_zip(&x[0], &x[1], even[0], odd[0]);
+        v_zip(&x[2], &x[3], even[1], odd[1]);
+    }
+    for (int i = 0; i < R; i++) v_store(s + j * R + (int64_t)i * W, x[i]);
+}
+
+/* As score. Sums that are not finite are taken again: scales of infinity, or products that overflow
+ * and have a sum. */
+static inline __attribute__((always_inline)) void score_packed(float *restrict s,
+                                                               const kvc__tile *t,
+                                                               const kvc__block *k, const int R,
+                                                               const int bits) {
+    float sums[4][KVC__BLOCK];
+    vf nothing = v_set(0); /* until a sum is not finite */
+    memset(sums, 0, (size_t)R * sizeof *sums);
+    for (int64_t g = 0; g < k->groups; g++) score_groups(sums, t, k, g, R, bits);
+    for (int64_t j = 0; j < k->count; j += W) {
+        for (int r = 0; r < R; r++) nothing += v_load(sums[r] + j) * v_set(0);
+        store_scores(s, sums, j, R);
+    }
+    if (sum_of(nothing) == 0) return;
+    for (int64_t i = 0; i < k->count * R; i++)
+        if (!(fabsf(s[i]) < INFINITY))
+            s[i] = score_slowly(t->q + i % R * t->key_width, t->key_width, k, i / R, bits);
+}
+
+#endif

@@ -1,0 +1,261 @@
+/** @file
+ * Weighted sums of packed values, for tile_quant.h, which tells how. Lanes are dims; two positions
+ * of 8 bits or four of 4 are added up by an instruction. */
+#ifndef KVC_ATTENTION_QUANT_WEIGH_H
+#define KVC_ATTENTION_QUANT_WEIGH_H
+
+/* p of a block, row by row, and zeros behind them. */
+typedef struct weight_rows {
+    float p[4][KVC__BLOCK];
+} weight_rows;
+
+/* p · s of a block and group as integers, of 16 bits for values of 8, of 8 for values of 4. */
+typedef struct weights {
+    _Alignas(32) char integers[4][KVC__BLOCK * 2];
+    float step[4]; /* of the integers */
+    float rest[4]; /* Σ_j p_j (b_j + c s_j) - step · c · Σ of the integers */
+} weights;
+
+/* x, but 0 in lanes from n on. */
+static inline vf keep_first(vf x, int64_t n) {
+    static const int32_t ones[2 * KVC__UNIT_MOST / 2] = {
+        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+    };
+    vi mask;
+    if (n >= W) return x;
+    memcpy(&mask, ones + KVC__UNIT_MOST / 2 - n, sizeof mask);
+    return (vf)((vi)x & mask);
+}
+
+static inline vf v_magnitude(vf x) {
+    return (vf)((vi)x & ~(vi)v_set(-0.0f));
+}
+
+static inline __attribute__((always_inline)) void
+split_rows(weight_rows *rows, const float *p, int64_t step, int64_t count, const int R) {
+    const int64_t whole = step == R ? count / W * W : 0;
+    for (int r = 0; r < R; r++)
+        memset(rows->p[r] + whole, 0, (size_t)(KVC__BLOCK - whole) * sizeof(float));
+    for (int64_t j = 0; j < whole; j += W) {
+        vf x[4], even[2], odd[2];
+        for (int i = 0; i < R; i++) x[i] = v_load(p + j * R + (int64_t)i * W);
+        if (R == 2) v_unzip(&x[0], &x[1], x[0], x[1]);
+        if (R == 4) {
+            v_unzip(&even[0], &odd[0], x[0], x[1]);
+            v_unzip(&even[1], &odd[1], x[2], x[3]);
+            v_unzip(&x[0], &x[2], even[0], even[1]);
+            v_unzip(&x[1], &x[3], odd[0], odd[1]);
+        }
+        for (int r = 0; r < R; r++) v_store(rows->p[r] + j, x[r]);
+    }
+    for (int64_t j = whole; j < count; j++)
+        for (int r = 0; r < R; r++) rows->p[r][j] = p[j * step + r];
+}
+
+/* The weights of group g. Tells whether they are as finite as integers want. */
+static inline __attribute__((always_inline)) bool round_weights(weights *to,
+                                                                const weight_rows *rows,
+                                                                const kvc__block *v, int64_t g,
+                                                                const int R, const int bits) {
+    const float *scales = v->scales + g * KVC__BLOCK, *biases = v->biases + g * KVC__BLOCK;
+    const vf middle = v_set((float)middle_of(bits));
+    const int64_t together = 4 * W;
+    bool finite = true;
+    vf most[4], rest[4], inverse[4];
+    vi sum[4];
+    for (int r = 0; r < R; r++) {
+        most[r] = rest[r] = v_set(0);
+        sum[r] = v_round(most[r]);
+    }
+    for (int64_t j = 0; j < v->count; j += W) {
+        const vf scale = keep_first(v_load(scales + j), v->count - j);
+        const vf bias = keep_first(v_load(biases + j), v->count - j) + scale * middle;
+        for (int r = 0; r < R; r++) {
+            const vf p = v_load(rows->p[r] + j);
+            most[r] = v_max(v_magnitude(p * scale), most[r]);
+            rest[r] += p * bias;
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        const float top = most_in(most[r]);
+        to->rest[r] = sum_of(rest[r]);
+        to->step[r] = top / most_of(bits);
+        inverse[r] = v_set(top > 0x1p-100f ? most_of(bits) / top : 0);
+        finite = finite && top < 0x1p100f && fabsf(to->rest[r]) < INFINITY;
+    }
+    for (int64_t j = 0; j < v->count; j += together)
+        for (int r = 0; r < R; r++) {
+            vi x[4];
+            for (int i = 0; i < 4; i++) {
+                const int64_t at = j + i * W;
+                const vf scale =
+                    at < v->count ? keep_first(v_load(scales + at), v->count - at) : v_set(0);
+                const vf p = at < KVC__BLOCK ? v_load(rows->p[r] + at) : v_set(0);
+                x[i] = v_round(p * scale * inverse[r]);
+                sum[r] += x[i];
+            }
+            if (bits == 8) {
+                int16_t *words = (int16_t *)(void *)to->integers[r] + j;
+                v_store_words(words, x[0], x[1]);
+                v_store_words(words + 2 * W, x[2], x[3]);
+            } else v_store_bytes((int8_t *)to->integers[r] + j, x);
+        }
+    for (int r = 0; r < R; r++)
+        to->rest[r] -= to->step[r] * (float)middle_of(bits) * sum_of(v_float(sum[r]));
+    return finite;
+}
+
+/* The weights of row r from position j on, by lanes. */
+static inline __attribute__((always_inline)) vi weights_at(const weights *w, const bool same, int r,
+                                                           int64_t j, const int bits) {
+    const void *from[LANES];
+    for (int l = 0; l < LANES; l++) from[l] = w[l].integers[r] + j * bits / 4;
+    return v_lanes(from, same);
+}
+
+/* Adds the products of two positions of 8 bits, of dims 8 tile to 8 tile + 7 of each lane. */
+static inline __attribute__((always_inline)) void
+add_words(word_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lanes, const weights *w,
+          const bool same, int64_t j, const int tile, const int R) {
+    const vi zero = v_round(v_set(0));
+    const vi both =
+        v_zip_bytes(v_load_bytes(row, lanes), v_load_bytes(row + step_bytes, lanes), tile);
+    const vi x = v_zip_bytes(both, zero, 0), y = v_zip_bytes(both, zero, 1);
+    for (int r = 0; r < R; r++) {
+        const vi weight = weights_at(w, same, r, j, 8);
+        sum[r][0] = v_dot_words(sum[r][0], x, weight);
+        sum[r][1] = v_dot_words(sum[r][1], y, weight);
+    }
+}
+
+/* The same of four positions of 4 bits. */
+static inline __attribute__((always_inline)) void
+add_bytes(byte_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lanes, const weights *w,
+          const bool same, int64_t j, const int tile, const int R) {
+    const char *more = row + 2 * step_bytes;
+    const vi a = v_load_bytes(row, lanes), b = v_load_bytes(row + step_bytes, lanes);
+    const vi c = v_load_bytes(more, lanes), d = v_load_bytes(more + step_bytes, lanes);
+    const vi four = v_zip_words(v_zip_bytes(a, b, tile / 2), v_zip_bytes(c, d, tile / 2), tile % 2);
+    const vi even = v_even_nibbles(four), odd = v_odd_nibbles(four);
+    for (int r = 0; r < R; r++) {
+        const vi weight = weights_at(w, same, r, j, 4);
+        sum[r][0] = v_dot_bytes(sum[r][0], even, weight);
+        sum[r][1] = v_dot_bytes(sum[r][1], odd, weight);
+    }
+}
+
+/* total[r] += the sums of positions [begin, end), fewer than overflow, two vectors a row. */
+static inline __attribute__((always_inline)) void
+sum_positions(vi total[4][2], const kvc__block *v, int64_t begin, int64_t end, int64_t at,
+              int64_t lanes, const weights *w, const bool same, const int tile, const int R,
+              const int bits) {
+    const int together = bits == 8 ? 2 : 4;
+    const int64_t step_bytes = v->step_bytes;
+    const char *row = v->data + begin * step_bytes + at;
+    word_sums words[4][2];
+    byte_sums bytes[4][2];
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < 2; i++) {
+            words[r][i] = (word_sums){0};
+            bytes[r][i] = (byte_sums){0};
+        }
+    int64_t j = begin;
+    for (; j + together <= end; j += together, row += together * step_bytes)
+        if (bits == 8) add_words(words, row, step_bytes, lanes, w, same, j, tile, R);
+        else add_bytes(bytes, row, step_bytes, lanes, w, same, j, tile, R);
+    if (j < end) {
+        last_rows last;
+        const int64_t row_bytes = sizeof last.bytes[0];
+        copy_last(&last, row, step_bytes, end - j, lanes * LANE_BYTES, together);
+        if (bits == 8) add_words(words, last.bytes[0], row_bytes, lanes, w, same, j, tile, R);
+        else add_bytes(bytes, last.bytes[0], row_bytes, lanes, w, same, j, tile, R);
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < 2; i++)
+            total[r][i] += bits == 8 ? v_fold_words(words[r][i]) : v_fold_bytes(bytes[r][i]);
+}
+
+/* sums[r] = sums[r] · factor[r] + those of 8 dims of each lane: those at d and every `dims` on. */
+static inline __attribute__((always_inline)) void
+weigh_tile(float *restrict sums, const float *factor, const kvc__block *v, int64_t width, int64_t d,
+           int64_t lanes, const weights *w, const bool same, const int tile, const int R,
+           const int bits) {
+    const int64_t dims = (int64_t)LANE_BYTES * 8 / bits;
+    const int64_t most =
+        bits == 8 ? KVC__BLOCK : KVC__BLOCK / 2; /* positions until sums overflow */
+    vi total[4][2];
+    kvc__ask(v->ahead, v->count * lanes * 8);
+    for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (vi){0};
+    for (int64_t j = 0; j < v->count; j += most) {
+        const int64_t end = j + most < v->count ? j + most : v->count;
+        sum_positions(total, v, j, end, d * bits / 8, lanes, w, same, tile, R, bits);
+    }
+    for (int r = 0; r < R; r++) {
+        const void *steps[LANES], *rests[LANES];
+        for (int l = 0; l < LANES; l++) {
+            steps[l] = &w[l].step[r];
+            rests[l] = &w[l].rest[r];
+        }
+        const vf step = (vf)v_lanes(steps, same), rest = (vf)v_lanes(rests, same);
+        v_add_lanes(sums + r * width + d + (int64_t)tile * 8, dims, lanes, v_set(factor[r]),
+                    v_float(total[r][0]) * step + rest, v_float(total[r][1]) * step + rest);
+    }
+}
+
+/* All dims of `lanes` lanes, the first of which are at d. */
+static inline __attribute__((always_inline)) void
+weigh_span(float *restrict sums, const float *factor, const kvc__block *v, int64_t width, int64_t d,
+           int64_t lanes, const weights *w, const bool same, const int R, const int bits) {
+    weigh_tile(sums, factor, v, width, d, lanes, w, same, 0, R, bits);
+    weigh_tile(sums, factor, v, width, d, lanes, w, same, 1, R, bits);
+    if (bits == 8) return;
+    weigh_tile(sums, factor, v, width, d, lanes, w, same, 2, R, bits);
+    weigh_tile(sums, factor, v, width, d, lanes, w, same, 3, R, bits);
+}
+
+/* Dims d to end in f32, one product after another, as the formula has it. */
+static void weigh_slowly(float *restrict sums, const weight_rows *rows, const float *factor,
+                         const kvc__block *v, int64_t width, int64_t d, int64_t end, int R,
+                         const int bits) {
+    for (int r = 0; r < R; r++)
+        for (int64_t i = d; i < end; i++) {
+            float *sum = sums + r * width + place_packed(i, bits);
+            const int64_t g = i / v->group * KVC__BLOCK;
+            *sum *= factor[r];
+            for (int64_t j = 0; j < v->count; j++)
+                *sum += rows->p[r][j] *
+                        (v->scales[g + j] * element_of(v->data + j * v->step_bytes, i, bits) +
+                         v->biases[g + j]);
+        }
+}
+
+/* A sum_fn. Groups go one by one, or those that share a register together. */
+static inline __attribute__((always_inline)) void
+weigh_packed(float *restrict sums, const float *restrict p, int64_t step, const float *factor,
+             const kvc__block *v, int64_t width, const int R, const int bits) {
+    const int64_t dims = (int64_t)LANE_BYTES * 8 / bits, span = dims * LANES;
+    const int64_t chunk = v->group > span ? v->group : span;
+    const bool same = v->group >= span;
+    weight_rows rows;
+    split_rows(&rows, p, step, v->count, R);
+    for (int64_t d = 0; d < width; d += chunk) {
+        const int64_t end = d + chunk < width ? d + chunk : width;
+        weights w[LANES];
+        bool finite = true;
+        for (int l = 0; l < (same ? 1 : LANES); l++) {
+            const int64_t at = d + l * dims;
+            if (at < end && at % v->group == 0)
+                finite = round_weights(&w[l], &rows, v, at / v->group, R, bits) && finite;
+            else w[l] = w[l - 1];
+        }
+        if (!finite) {
+            weigh_slowly(sums, &rows, factor, v, width, d, end, R, bits);
+            continue;
+        }
+        for (int64_t at = d; same && at < end; at += span)
+            weigh_span(sums, factor, v, width, at, LANES, w, true, R, bits);
+        if (!same) weigh_span(sums, factor, v, width, d, (end - d) / dims, w, false, R, bits);
+    }
+}
+
+#endif
