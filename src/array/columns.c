@@ -1,6 +1,6 @@
 #include "array/columns.h"
 
-#include <string.h>
+#include <stdbool.h>
 
 #include <kvcache/dtype.h>
 
@@ -16,20 +16,32 @@ static kvc__packed groups_from(const kvc__packing *p, const kvc__packed *all, in
                          (char *)all->biases + column * scale_bytes};
 }
 
+/* Eight columns of rows, one after another. Only moves bits. */
+static void gather_floats(float *restrict to, const float *restrict row, int64_t step, int rows) {
+    for (int i = 0; i < rows; i++, row += step)
+        for (int e = 0; e < COLUMNS; e++) to[e * rows + i] = row[e];
+}
+
+static void gather_halves(uint16_t *restrict to, const uint16_t *restrict row, int64_t step,
+                          int rows) {
+    for (int i = 0; i < rows; i++, row += step)
+        for (int e = 0; e < COLUMNS; e++) to[e * rows + i] = row[e];
+}
+
 void kvc__pack_columns(const kvc__packing *p, const kvc__packed *to, const void *from,
                        int64_t step) {
-    const size_t element = kvc_dtype_size_bytes(p->dtype);
     kvc__packing some = *p;
     some.groups = COLUMNS;
     for (int64_t c = 0; c < p->groups; c += COLUMNS) {
-        float turned[COLUMNS * KVC__GROUP_MOST]; /* room for elements of any dtype */
-        const char *row = (const char *)from + (size_t)c * element;
-        for (int i = 0; i < p->group; i++, row += (size_t)step * element)
-            for (int e = 0; e < COLUMNS; e++)
-                memcpy((char *)turned + (size_t)(e * p->group + i) * element,
-                       row + (size_t)e * element, element);
+        union {
+            float floats[COLUMNS * KVC__GROUP_MOST];
+            uint16_t halves[COLUMNS * KVC__GROUP_MOST];
+        } turned;
         const kvc__packed groups = groups_from(p, to, c, 0);
-        kvc__pack_best()->pack(&some, &groups, turned);
+        if (p->dtype == KVC_F32)
+            gather_floats(turned.floats, (const float *)from + c, step, p->group);
+        else gather_halves(turned.halves, (const uint16_t *)from + c, step, p->group);
+        kvc__pack_best()->pack(&some, &groups, &turned);
     }
 }
 
@@ -44,12 +56,13 @@ void kvc__unpack_columns(const kvc__packing *p, float *to, int64_t step, const k
                          int64_t first, int64_t count) {
     /* A part of a group unpacks as a smaller one does. */
     const int64_t begin = first / STEP * STEP, end = (first + count + STEP - 1) / STEP * STEP;
+    const bool whole = end - begin == p->group;
     kvc__packing some = *p;
-    some.groups = 1;
+    some.groups = whole ? COLUMNS : 1;
     some.group = (int)(end - begin);
     for (int64_t c = 0; c < p->groups; c += COLUMNS) {
         float columns[COLUMNS * KVC__GROUP_MOST];
-        for (int e = 0; e < COLUMNS; e++) {
+        for (int e = 0; e < COLUMNS; e += (int)some.groups) {
             const kvc__packed group = groups_from(p, from, c + e, begin);
             kvc__pack_best()->unpack(&some, columns + e * (end - begin), &group);
         }
