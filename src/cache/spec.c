@@ -65,11 +65,15 @@ static kvc_status set_row(kvc__row_format *row, kvc_dtype dtype, int64_t dim) {
                      (long long)dim);
 }
 
+/* Of packed elements. */
+static int64_t group_bytes(const kvc_layer_spec *spec) {
+    return (int64_t)(spec->kv_group / 8) * spec->kv_bits;
+}
+
 /* Turns rows of keys into those of blocks of positions: groups of a key become elements of it. */
 static kvc_status set_channels(kvc__row_format rows[KVC__PLANES], const kvc_layer_spec *spec) {
-    const int group_bytes = spec->kv_group / 8 * spec->kv_bits;
     int64_t words;
-    if (!kvc__mul_i64(&words, spec->key_dim, group_bytes)) words = INT64_MAX;
+    if (!kvc__mul_i64(&words, spec->key_dim, group_bytes(spec))) words = INT64_MAX;
     KVC_TRY(set_row(&rows[KVC__KEYS], KVC_U8, words));
     for (int p = KVC__SCALES; p < KVC__SCALES + 2; p++) {
         KVC_TRY(set_row(&rows[p], spec->dtype, spec->key_dim));
@@ -91,7 +95,7 @@ kvc_status kvc__spec_rows(kvc__row_format rows[KVC__PLANES], int *used,
             continue;
         }
         const int64_t groups = dims[side] / spec->kv_group;
-        KVC_TRY(set_row(&rows[side], KVC_U8, groups * (spec->kv_group / 8 * spec->kv_bits)));
+        KVC_TRY(set_row(&rows[side], KVC_U8, groups * group_bytes(spec)));
         KVC_TRY(set_row(&rows[KVC__SCALES + 2 * side], spec->dtype, groups));
         KVC_TRY(set_row(&rows[KVC__SCALES + 2 * side + 1], spec->dtype, groups));
     }
