@@ -10,6 +10,7 @@ static const cli_command commands[] = {
     {"append", "append one position a step to many caches: the seed's table",
      kvc_tool_bench_append},
     {"attend", "attend over long caches: decoding, verification, prefill", kvc_tool_bench_attend},
+    {"fork", "fork a sequence in blocks, and copy it", kvc_tool_bench_fork},
     {"pool", "take buffers from the pool, and from the driver", kvc_tool_bench_pool},
     {"prefix", "find, insert and evict blocks of a prefix tree", kvc_tool_bench_prefix},
 };

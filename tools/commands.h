@@ -10,6 +10,7 @@ int kvc_tool_generate(int argc, char **argv);
 /* Of bench. */
 int kvc_tool_bench_append(int argc, char **argv);
 int kvc_tool_bench_attend(int argc, char **argv);
+int kvc_tool_bench_fork(int argc, char **argv);
 int kvc_tool_bench_pool(int argc, char **argv);
 int kvc_tool_bench_prefix(int argc, char **argv);
 

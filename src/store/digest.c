@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -32,4 +33,10 @@ void kvc__digest_text(const kvc__digest *d, char out[KVC__DIGEST_DIGITS + 1]) {
     const XXH128_hash_t hash = XXH3_128bits_digest((const XXH3_state_t *)d->state);
     (void)snprintf(out, KVC__DIGEST_DIGITS + 1, "%016" PRIx64 "%016" PRIx64, hash.high64,
                    hash.low64);
+}
+
+void kvc__digest_bytes(const kvc__digest *d, unsigned char out[KVC__DIGEST_DIGITS / 2]) {
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest((const XXH3_state_t *)d->state));
+    memcpy(out, &sum, sizeof sum);
 }

@@ -21,6 +21,9 @@ void kvc__digest_add(kvc__digest *d, const void *data, size_t bytes);
 /** Writes the digits of what was added so far, and an end. */
 void kvc__digest_text(const kvc__digest *d, char out[KVC__DIGEST_DIGITS + 1]);
 
+/** Writes the same as bytes, the most significant first. */
+void kvc__digest_bytes(const kvc__digest *d, unsigned char out[KVC__DIGEST_DIGITS / 2]);
+
 /** The ways to add: the same result of each. */
 void kvc__digest_add_generic(kvc__digest *d, const void *data, size_t bytes);
 void kvc__digest_add_avx2(kvc__digest *d, const void *data, size_t bytes);

@@ -1,4 +1,4 @@
-"""`kvcache bench pool` and `kvcache bench prefix`.
+"""`kvcache bench fork`, `kvcache bench pool` and `kvcache bench prefix`.
 
     bench_test.py PROGRAM
 """
@@ -6,6 +6,64 @@
 import unittest
 
 from program import ProgramTest
+
+
+class Fork(ProgramTest):
+    TINY = ["--heads", "2", "--dim", "64", "--layers", "3"]
+
+    def test_json_has_a_row_for_each_context_and_cache(self):
+        caches = ["paged:16", "q8+paged"]
+        result = self.parsed("bench", "fork", *self.TINY, "--contexts", "100,256", "--cache",
+                             ",".join(caches), "--beams", "4")
+        self.assertEqual((result["bench"], result["layers"], result["beams"]), ("fork", 3, 4))
+        self.assertEqual([(r["context"], r["cache"]) for r in result["rows"]],
+                         [(n, c) for n in (100, 256) for c in caches])
+        # A last block that is full would not be copied.
+        self.assertEqual([r["length"] for r in result["rows"]], [100, 100, 264, 288])
+        positions = {"paged:16": 3 * 2 * 2 * 128, "q8+paged": 3 * 2 * 2 * (64 + 4)}
+        for row in result["rows"]:
+            position = positions[row["cache"]]
+            block = 16 if row["cache"] == "paged:16" else 64
+            self.assertEqual((row["bytes"], row["block_bytes"]),
+                             (row["length"] * position, block * position))
+            for key in ("fork", "copy", "memcpy", "release", "first_append", "append",
+                        "block_memcpy", "reorder", "reorder_copy"):
+                self.assertGreater(row[f"{key}_us"], 0, key)
+                self.assertLessEqual(row[f"{key}_us"], row[f"{key}_p99_us"], key)
+                self.assertLessEqual(row[f"{key}_p99_us"], row[f"{key}_max_us"], key)
+            self.assertAlmostEqual(row["fork_to_copy"], row["fork_us"] / row["copy_us"],
+                                   delta=row["fork_to_copy"] / 100)
+
+    def test_mixed_lengths_waste_less_than_a_block_each(self):
+        result = self.parsed("bench", "fork", *self.TINY, "--contexts", "100", "--cache",
+                             "paged:16,paged")
+        lengths = [100 + 7900 * i // 15 for i in range(16)]
+        used = sum(lengths) * 2 * 2 * 128
+        self.assertEqual([w["cache"] for w in result["waste"]], ["paged:16", "paged", "reserve"])
+        for waste, block in zip(result["waste"], (16, 64)):
+            self.assertEqual(waste["used_bytes"], used)
+            in_blocks = sum(-(-n // block) for n in lengths) * block * 2 * 2 * 128
+            self.assertTrue(in_blocks <= waste["resident_bytes"] <= in_blocks + (2 << 20), waste)
+            self.assertAlmostEqual(waste["wasted"], 1 - used / waste["resident_bytes"], 5)
+        self.assertGreater(result["waste"][2]["resident_bytes"], 16 * 8000 * 2 * 2 * 128)
+
+    def test_the_table_has_a_row_for_each_context_and_the_waste(self):
+        text = self.printed("bench", "fork", *self.TINY, "--contexts", "100,128")
+        self.assertRegex(text, r"(?m)^ +100  paged +[\d.]+ KiB( +[\d.]+){10}$")
+        self.assertRegex(text, r"(?m)^ +160  paged +[\d.]+ KiB( +[\d.]+){10}$")
+        self.assertRegex(text, r"(?m)^  reserve +[\d.]+ MiB held, +[\d.]+ MiB used: [\d.]+ % wasted$")
+        self.assertLessEqual(max(map(len, text.splitlines())), 125)
+
+    def test_bad_values_are_refused(self):
+        for option, given in [("--contexts", "0"), ("--layers", "0"), ("--heads", "1025"),
+                              ("--dim", "8193"), ("--dtype", "i8"), ("--beams", "1"),
+                              ("--cache", "q9"), ("--cache", "reserve"), ("--cache", "q8")]:
+            self.assert_refused(2, "bench fork", [option, given], f"{option}: '{given}' given")
+        self.assert_refused(2, "bench fork", ["--cache", "paged,q8:128+paged", "--dim", "64"],
+                            "'q8:128+paged' given, with heads of 64 elements")
+        self.assert_refused(1, "bench fork", ["--contexts", 1 << 24, "--layers", 1024, "--heads",
+                                              1024, "--dim", 8192, "--beams", 64],
+                            "context 16777216 needs", "reduce --contexts, --layers,")
 
 
 class Pool(ProgramTest):

@@ -78,6 +78,39 @@ class Generate(unittest.TestCase):
                                      cache, "--chunk", chunk)
                     self.assertEqual(text, wanted, (cache, chunk))
 
+    def test_blocks_and_wide_windows_change_nothing(self):
+        for draw in (["--temperature", "0"], ["--seed", "7"]):
+            wanted = self.text("--prompt", "the hat", "--steps", "90", *draw)
+            for cache in "paged", "paged:16", f"window:{CONTEXT}", f"window:{CONTEXT}:9":
+                text = self.text("--prompt", "the hat", "--steps", "90", *draw, "--cache", cache)
+                self.assertEqual(text, wanted, cache)
+
+    def test_a_narrow_window_is_another_text_and_the_same_with_guesses(self):
+        full = self.text("--prompt", "the hat", "--steps", "90", "--seed", "7")
+        for cache in "window:8", "window:8:3":
+            options = ["--prompt", "the hat", "--steps", "90", "--seed", "7", "--cache", cache]
+            text = self.text(*options)
+            self.assertNotEqual(text, full)
+            self.assertEqual(self.text(*options, "--speculate", "5"), text)
+
+    def test_continuations_are_those_of_their_seeds(self):
+        for prompt in "the hat", "":
+            options = ["--prompt", prompt, "--steps", "70"]
+            alone = [b"--- continuation %d, seed %d\n" % (i + 1, 7 + i) +
+                     self.text(*options, "--seed", 7 + i) for i in range(4)]
+            together = self.text(*options, "--seed", "7", "--parallel", "4", "--cache", "paged:16")
+            self.assertEqual(together, b"\n".join(alone))
+        done = self.generate(*options, "--parallel", "4", "--cache", "paged:16")
+        self.assertIn("blocks hold all", done.stderr.decode())
+
+    def test_what_continuations_want(self):
+        self.assert_refused(self.generate("--parallel", "2"), 2, "--cache", "paged")
+        done = self.generate("--parallel", "2", "--cache", "paged", "--speculate", "2")
+        self.assert_refused(done, 2, "--speculate", "--parallel")
+
+    def test_groups_that_do_not_divide_a_head(self):
+        self.assert_refused(self.generate("--cache", "q8"), 2, "--cache", "q8", "heads of 4")
+
     def test_every_dtype_of_the_cache_runs(self):
         for dtype in "f32", "f16", "bf16":
             for cache in "concat", "chunk", "reserve":
@@ -281,7 +314,9 @@ class Generate(unittest.TestCase):
                 "--top-p": ["-0.1", "1.1", "nan", "abc"],
                 "--seed": ["-1", "abc", "99999999999999999999"],
                 "--speculate": ["-1", "64", "abc", "", "1.5"],
-                "--cache": ["exact", "", "RESERVE", "reserve:", "reserve:5"],
+                "--parallel": ["0", "-1", "65", "abc", ""],
+                "--cache": ["exact", "", "RESERVE", "reserve:", "reserve:5", "window", "window:0",
+                            "window:4:4", "paged:15", "q7", "q8:16", "q8+q4", "window:8+paged"],
                 "--kv-dtype": ["f64", "i8", ""],
                 "--chunk": ["0", "-1", "abc"]}.items():
             for value in values:
@@ -294,7 +329,7 @@ class Generate(unittest.TestCase):
     def test_perplexity_and_what_is_about_a_text_to_write(self):
         text = self.write("text.txt", b"the hat")
         for option, value in (("--prompt", "a"), ("--temperature", "0"), ("--top-p", "1"),
-                              ("--seed", "1"), ("--speculate", "1")):
+                              ("--seed", "1"), ("--speculate", "1"), ("--parallel", "1")):
             done = self.generate("--perplexity", text, option, value)
             self.assert_refused(done, 2, option, "--perplexity")
         for steps in "1", CONTEXT + 1:

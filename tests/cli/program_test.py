@@ -10,7 +10,8 @@ import unittest
 
 from program import PROGRAM, ProgramTest
 
-COMMANDS = ["bench append", "bench attend", "bench pool", "bench prefix", "explain", "generate"]
+COMMANDS = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix", "explain",
+            "generate"]
 
 
 class Program(ProgramTest):
@@ -49,8 +50,8 @@ class Program(ProgramTest):
         self.assert_refused(2, "", ["train"], "'train'", "bench, explain or generate")
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
-        self.assert_refused(2, "bench", [], "no command given", "append, attend, pool or prefix")
-        self.assert_refused(2, "bench", ["fork"], "'fork'", "append, attend, pool or prefix")
+        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool or prefix")
+        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool or prefix")
         for command in COMMANDS:
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")

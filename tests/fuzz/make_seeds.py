@@ -63,6 +63,22 @@ def safetensors():
     yield bytes([1, 10]) + text + bytes([1, 2, 3, 4, 0x80, 0x3f, 0, 0x40, 0x40, 0x40])
 
 
+def tier_values():
+    prints = (b"\x5f" + bytes(31), b"\x6b" + bytes(31))
+    for payload in b"", b"x", bytes(range(256)) * 3:
+        for size in len(payload), len(payload) + 1:
+            for parts in prints, prints[::-1]:
+                # The target makes the checksums right: Python has no XXH3.
+                yield (b"KVCBLOCK" + struct.pack("<IIQ", 1, 128, size) + b"".join(parts) +
+                       bytes(40) + payload)
+    # docs/FORMAT.md's, whose checksums are right, and whose fingerprint and key are others.
+    yield bytes.fromhex("4b5643424c4f434b010000008000000007000000000000000001020304050607"
+                        "08090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2021222324252627"
+                        "28292a2b2c2d2e2f303132333435363738393a3b3c3d3e3fbb9e51e629cd3bf3"
+                        "657e6b84f18c69eb0000000000000000635087a8ea31f8a987b4a792cd76db71"
+                        ) + b"kvcache"
+
+
 def write(folder, inputs):
     folder.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(inputs):
@@ -74,4 +90,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     write(Path(sys.argv[1]) / "checkpoint_fuzz", checkpoints())
     write(Path(sys.argv[1]) / "safetensors_fuzz", safetensors())
+    write(Path(sys.argv[1]) / "tier_value_fuzz", tier_values())
     write(Path(sys.argv[1]) / "tokenizer_fuzz", tokenizers())
