@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli.h"
 #include "trace.h"
@@ -21,7 +22,7 @@ enum {
 
 /* A strategy at work, warm. */
 typedef struct lane {
-    append_kind kind;
+    append_strategy strategy;
     append_run *run;
     char label[APPEND_LABEL_ROOM];
     append_samples samples;
@@ -30,7 +31,7 @@ typedef struct lane {
 
 typedef struct lanes {
     const append_plan *plan;
-    lane lane[APPEND_STRATEGIES];
+    lane lane[APPEND_MOST];
     size_t count;
     bool cold; /* pools are new: no round before the one that counts */
 } lanes;
@@ -46,17 +47,21 @@ int append_lead_in(append_run *run, int64_t count) {
     return CLI_DONE;
 }
 
-int64_t append_steps_of(const append_plan *plan, append_kind kind) {
-    return kind == APPEND_CONCAT && plan->steps > CONCAT_STEPS ? CONCAT_STEPS : plan->steps;
+int64_t append_steps_of(const append_plan *plan, const append_strategy *strategy) {
+    return append_is_slow(strategy) && plan->steps > CONCAT_STEPS ? CONCAT_STEPS : plan->steps;
 }
 
 /* Samples. */
 
 static append_figures difference(const append_figures *a, const append_figures *b) {
     return (append_figures){
-        a->appended_bytes - b->appended_bytes, a->copied_bytes - b->copied_bytes,
-        a->pool_hits - b->pool_hits,           a->pool_misses - b->pool_misses,
-        a->driver_calls - b->driver_calls,     a->driver_ns - b->driver_ns,
+        a->appended_bytes - b->appended_bytes,
+        a->copied_bytes - b->copied_bytes,
+        a->pool_hits - b->pool_hits,
+        a->pool_misses - b->pool_misses,
+        a->driver_calls - b->driver_calls,
+        a->driver_ns - b->driver_ns,
+        a->resident_bytes,
     };
 }
 
@@ -67,10 +72,11 @@ static void add(append_figures *sum, const append_figures *more) {
     sum->pool_misses += more->pool_misses;
     sum->driver_calls += more->driver_calls;
     sum->driver_ns += more->driver_ns;
+    if (more->resident_bytes > sum->resident_bytes) sum->resident_bytes = more->resident_bytes;
 }
 
-int append_take(append_samples *samples, append_run *run, append_kind kind, int64_t chunk,
-                int64_t position, int64_t count, const char *label) {
+int append_take(append_samples *samples, append_run *run, const append_strategy *strategy,
+                int64_t chunk, int64_t position, int64_t count, const char *label) {
     const append_figures before = append_figures_get(run);
     uint64_t growths = append_growths(run);
     for (int64_t end = position + count; position < end; position++) {
@@ -83,7 +89,7 @@ int append_take(append_samples *samples, append_run *run, append_kind kind, int6
         const double us = 1e-3 * (double)(end_ns - start_ns);
         const uint64_t growths_now = append_growths(run);
         bool kept = stats_add(&samples->all, us);
-        if (kind == APPEND_CONCAT || position % chunk == 0)
+        if (append_is_slow(strategy) || position % chunk == 0)
             kept = kept && stats_add(&samples->growth, us);
         if (growths_now != growths) kept = kept && stats_add(&samples->grown, us);
         if (!kept) return cli_fail("no memory for the samples");
@@ -99,7 +105,7 @@ void append_sum_up(append_samples *samples, append_row *row) {
     row->growth_p50_us = stats_median(&samples->growth);
     row->grown_p50_us = stats_median(&samples->grown);
     row->figures = samples->figures;
-    row->ratio_to_memcpy = NAN;
+    row->ratio_to_memcpy = row->ratio_to_reserve = NAN;
 }
 
 void append_samples_free(append_samples *samples) {
@@ -109,13 +115,24 @@ void append_samples_free(append_samples *samples) {
     samples->figures = (append_figures){0};
 }
 
-void append_set_ratios(append_row *rows, size_t count, append_kind floor) {
+static double ratio(const append_row *row, const append_row *to) {
+    if (!to) return NAN;
+    return row->cold ? row->step_us.mean / to->step_us.mean : row->step_us.p50 / to->step_us.p50;
+}
+
+static bool is_floor(const append_row *row) {
+    return row->strategy.way == (row->cold ? APPEND_MEMCPY_FRESH : APPEND_MEMCPY);
+}
+
+void append_set_ratios(append_row *rows, size_t count) {
+    const append_row *floor = NULL, *reserve = NULL;
     for (size_t i = 0; i < count; i++) {
-        if (rows[i].kind != floor) continue;
-        const stats_summary of = rows[i].step_us;
-        for (size_t k = 0; k < count; k++)
-            rows[k].ratio_to_memcpy =
-                rows[k].cold ? rows[k].step_us.mean / of.mean : rows[k].step_us.p50 / of.p50;
+        if (is_floor(&rows[i])) floor = &rows[i];
+        if (strcmp(rows[i].strategy.name, "reserve") == 0) reserve = &rows[i];
+    }
+    for (size_t i = 0; i < count; i++) {
+        rows[i].ratio_to_memcpy = ratio(&rows[i], floor);
+        rows[i].ratio_to_reserve = ratio(&rows[i], reserve);
     }
 }
 
@@ -123,13 +140,14 @@ void append_set_ratios(append_row *rows, size_t count, append_kind floor) {
 
 static int open_lanes(lanes *all, const append_plan *plan, bool cold) {
     *all = (lanes){.plan = plan, .cold = cold};
-    for (append_kind kind = 0; kind < APPEND_STRATEGIES; kind++) {
-        if (!plan->chosen[kind]) continue;
+    for (size_t i = 0; i < plan->count; i++) {
         lane *l = &all->lane[all->count++];
-        l->kind = cold && kind == APPEND_MEMCPY ? APPEND_MEMCPY_FRESH : kind;
-        (void)snprintf(l->label, sizeof l->label, "%s %lld%s", append_names[l->kind],
+        const append_strategy strategy =
+            cold ? append_fresh(&plan->strategies[i]) : plan->strategies[i];
+        l->strategy = strategy;
+        (void)snprintf(l->label, sizeof l->label, "%s %lld%s", strategy.name,
                        (long long)plan->context, cold ? " cold" : "");
-        const int status = append_open(&l->run, l->kind, &plan->shape, plan->context);
+        const int status = append_open(&l->run, &l->strategy, &plan->shape, plan->context);
         if (status != CLI_DONE) return status;
     }
     return CLI_DONE;
@@ -143,11 +161,11 @@ static void close_lanes(lanes *all) {
 }
 
 static bool is_apart(const lane *l) {
-    return l->kind == APPEND_CONCAT;
+    return append_is_slow(&l->strategy);
 }
 
 static int take(const lanes *all, lane *l, int64_t position, int64_t count) {
-    return append_take(&l->samples, l->run, l->kind, all->plan->shape.chunk, position, count,
+    return append_take(&l->samples, l->run, &l->strategy, all->plan->shape.chunk, position, count,
                        l->label);
 }
 
@@ -193,7 +211,7 @@ static int run_interleaved(lanes *all, size_t round) {
  * small. Left over from the round before would be those of the very sizes to come, which a sequence
  * of any length has long driven out of the pool. */
 static int step_apart(const lanes *all, lane *l) {
-    const int64_t steps = append_steps_of(all->plan, l->kind);
+    const int64_t steps = append_steps_of(all->plan, &l->strategy);
     const int64_t position = all->plan->context - steps;
     const int64_t before = position < CONCAT_STEPS_BEFORE ? position : CONCAT_STEPS_BEFORE;
     append_forget(l->run);
@@ -249,10 +267,10 @@ static int run_rounds(lanes *all, size_t contexts) {
 /* The rows of one context. */
 static size_t sum_up_lanes(lanes *all, append_row *rows) {
     for (size_t i = 0; i < all->count; i++) {
-        rows[i] = (append_row){.kind = all->lane[i].kind, .context = all->plan->context};
+        rows[i] = (append_row){.strategy = all->lane[i].strategy, .context = all->plan->context};
         append_sum_up(&all->lane[i].samples, &rows[i]);
     }
-    append_set_ratios(rows, all->count, APPEND_MEMCPY);
+    append_set_ratios(rows, all->count);
     return all->count;
 }
 
@@ -274,8 +292,8 @@ int append_measure_warm(const append_plan *plans, size_t contexts, append_row *r
 
 uint64_t append_warm_bytes(const append_plan *plan) {
     uint64_t bytes = 0;
-    for (append_kind kind = 0; kind < APPEND_STRATEGIES; kind++)
-        if (plan->chosen[kind]) bytes += append_need_bytes(kind, &plan->shape, plan->context);
+    for (size_t i = 0; i < plan->count; i++)
+        bytes += append_need_bytes(&plan->strategies[i], &plan->shape, plan->context);
     return bytes;
 }
 

@@ -12,16 +12,26 @@
 #include "cli.h"
 #include "outfile.h"
 
-/* Colours that colour-blind readers tell apart (Okabe and Ito), and a mark each. */
+/* Colours that colour-blind readers tell apart (Okabe and Ito), and a mark each: first those of the
+ * seed's table, which look the same in every picture, then what others get in turn. */
 static const struct style {
+    const char *name;
     const char *colour;
     int mark; /* gnuplot's point type */
     int dash;
-} styles[APPEND_STRATEGIES] = {
-    [APPEND_CONCAT] = {"#D55E00", 5, 1},  [APPEND_CHUNK] = {"#0072B2", 7, 1},
-    [APPEND_ASSIGN] = {"#CC79A7", 13, 1}, [APPEND_RESERVE] = {"#009E73", 9, 1},
-    [APPEND_MEMCPY] = {"#000000", 2, 2},
+} styles[] = {
+    {"concat", "#D55E00", 5, 1},  {"chunk", "#0072B2", 7, 1},  {"assign", "#CC79A7", 13, 1},
+    {"reserve", "#009E73", 9, 1}, {"memcpy", "#000000", 2, 2}, {NULL, "#E69F00", 4, 1},
+    {NULL, "#56B4E9", 6, 1},      {NULL, "#B0A000", 8, 1},     {NULL, "#666666", 12, 1},
 };
+enum { STYLES = sizeof styles / sizeof *styles, NAMED_STYLES = 5 };
+
+/* The style of the n-th strategy that has none of its own, or of one that has. */
+static const struct style *style_of(const char *name, size_t n) {
+    for (size_t i = 0; i < NAMED_STYLES; i++)
+        if (strcmp(name, styles[i].name) == 0) return &styles[i];
+    return &styles[NAMED_STYLES + n % (STYLES - NAMED_STYLES)];
+}
 
 /* Runs gnuplot on a script that comes from file descriptor `in`, its picture going to `out`. */
 static int run_gnuplot(int in, int out) {
@@ -63,9 +73,10 @@ int append_plot_check(const char *path) {
 /* The script: a curve a strategy, labelled at its end in its own colour. */
 
 typedef struct curve {
-    append_kind kind;
+    const append_strategy *strategy;
+    const struct style *style;
     bool growth; /* the steps that begin a chunk, not the median step */
-    char label[64];
+    char label[CACHE_KIND_ROOM + 16];
     double first_us, last_us; /* at the least and the largest context */
     double label_us;          /* where the label stands, clear of the others */
 } curve;
@@ -73,7 +84,7 @@ typedef struct curve {
 typedef struct drawing {
     const append_row *rows;
     size_t row_count;
-    curve curves[APPEND_STRATEGIES + 1];
+    curve curves[APPEND_MOST + 1];
     size_t curve_count;
     int64_t least, most;      /* contexts */
     double bottom_us, top_us; /* of the axis: powers of ten */
@@ -82,13 +93,17 @@ typedef struct drawing {
 
 /* The figure that a curve draws of a row; NAN when the row is not its own. */
 static double figure(const curve *c, const append_row *row) {
-    if (row->cold || row->kind != c->kind) return NAN;
+    if (row->cold || strcmp(row->strategy.name, c->strategy->name) != 0) return NAN;
     return c->growth ? row->growth_p50_us : row->step_us.p50;
 }
 
-static void add_curve(drawing *d, append_kind kind, bool growth, const char *label) {
+static void add_curve(drawing *d, const append_strategy *strategy, bool growth, const char *label) {
     curve *c = &d->curves[d->curve_count];
-    *c = (curve){.kind = kind, .growth = growth, .first_us = NAN, .last_us = NAN};
+    *c = (curve){.strategy = strategy,
+                 .style = style_of(strategy->name, d->curve_count),
+                 .growth = growth,
+                 .first_us = NAN,
+                 .last_us = NAN};
     (void)snprintf(c->label, sizeof c->label, "%s", label);
     for (size_t i = 0; i < d->row_count; i++) {
         const double us = figure(c, &d->rows[i]);
@@ -105,7 +120,7 @@ static void add_curve(drawing *d, append_kind kind, bool growth, const char *lab
 /* Moves labels apart, in steps of the axis's own scale, the lowest staying where it is. */
 static void spread_labels(drawing *d) {
     const double gap = pow(d->top_us / d->bottom_us, 0.055);
-    curve *order[APPEND_STRATEGIES + 1];
+    curve *order[APPEND_MOST + 1];
     for (size_t i = 0; i < d->curve_count; i++) {
         size_t at = i;
         for (; at > 0 && order[at - 1]->last_us > d->curves[i].last_us; at--)
@@ -116,6 +131,22 @@ static void spread_labels(drawing *d) {
         order[i]->label_us = fmax(order[i]->label_us, order[i - 1]->label_us * gap);
 }
 
+/* A curve for each strategy, of the rows that the first context has; chunk has two. */
+static void add_curves(drawing *d) {
+    const append_strategy *chunk = NULL;
+    char growing[64];
+    (void)snprintf(growing, sizeof growing, "chunk: the one step in %lld that grows",
+                   (long long)d->shape->chunk);
+    for (size_t i = 0; i < d->row_count; i++) {
+        const append_row *row = &d->rows[i];
+        if (row->cold || row->context != d->rows[0].context) continue;
+        const bool floor = row->strategy.way == APPEND_MEMCPY;
+        add_curve(d, &row->strategy, false, floor ? "memcpy (floor)" : row->strategy.name);
+        if (strcmp(row->strategy.name, "chunk") == 0) chunk = &row->strategy;
+    }
+    if (chunk) add_curve(d, chunk, true, growing);
+}
+
 static drawing plan_drawing(const append_row *rows, size_t count, const append_shape *shape) {
     drawing d = {.rows = rows,
                  .row_count = count,
@@ -123,16 +154,11 @@ static drawing plan_drawing(const append_row *rows, size_t count, const append_s
                  .bottom_us = INFINITY,
                  .top_us = 0,
                  .shape = shape};
-    char growing[64];
     for (size_t i = 0; i < count; i++) {
         if (rows[i].context < d.least) d.least = rows[i].context;
         if (rows[i].context > d.most) d.most = rows[i].context;
     }
-    (void)snprintf(growing, sizeof growing, "chunk: the one step in %lld that grows",
-                   (long long)shape->chunk);
-    for (append_kind kind = 0; kind < APPEND_STRATEGIES; kind++)
-        add_curve(&d, kind, false, kind == APPEND_MEMCPY ? "memcpy (floor)" : append_names[kind]);
-    add_curve(&d, APPEND_CHUNK, true, growing);
+    add_curves(&d);
     d.bottom_us = pow(10, floor(log10(d.bottom_us)));
     d.top_us = pow(10, ceil(log10(d.top_us)));
     if (d.top_us <= d.bottom_us) d.top_us = 10 * d.bottom_us;
@@ -146,8 +172,8 @@ static const char *headline(const drawing *d) {
     for (size_t i = 0; i < d->curve_count; i++) {
         const curve *c = &d->curves[i];
         const bool rises = c->last_us > 1.5 * c->first_us;
-        if (c->growth || c->kind == APPEND_MEMCPY) continue;
-        if (c->kind == APPEND_CONCAT) steep = rises;
+        if (c->growth || c->strategy->way == APPEND_MEMCPY) continue;
+        if (append_is_slow(c->strategy)) steep = rises;
         else if (rises) return "Time to append one position";
         else flat = true;
     }
@@ -196,7 +222,7 @@ static void put_texts(FILE *script, const drawing *d, const char *where) {
     for (size_t i = 0; i < d->curve_count; i++)
         (void)fprintf(script, "set label %zu '%s' at %lld, %g left offset 1.2,0 tc rgb '%s'\n",
                       10 + i, d->curves[i].label, (long long)d->most, d->curves[i].label_us,
-                      styles[d->curves[i].kind].colour);
+                      d->curves[i].style->colour);
 }
 
 static void put_curves(FILE *script, const drawing *d) {
@@ -211,7 +237,7 @@ static void put_curves(FILE *script, const drawing *d) {
     }
     for (size_t i = 0; i < d->curve_count; i++) {
         const curve *c = &d->curves[i];
-        const struct style *style = &styles[c->kind];
+        const struct style *style = c->style;
         (void)fprintf(script,
                       "%s$curve%zu using 1:2 with linespoints lw %s dt %d pt %d ps 0.8 lc rgb '%s' "
                       "notitle",

@@ -1,45 +1,76 @@
 #include "append_strategy.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include <kvcache/cache.h>
 #include <kvcache/device.h>
 
+#include "append_run.h"
 #include "cli.h"
 #include "trace.h"
 
-const char *const append_names[APPEND_KINDS] = {"concat",  "chunk",  "assign",
-                                                "reserve", "memcpy", "memcpy-fresh"};
-
-/* A pool may hold, what is in use included, this many times the caches: growth needs both sizes of
- * a cache, and no memory is so large that it could keep one buffer of every size that concatenation
- * goes through. */
-enum { POOL_SETS = 2 };
+/* A pool may hold, what is in use included, this many times what growing caches hold: growth needs
+ * both sizes of a cache, and no memory is so large that it could keep one buffer of every size that
+ * concatenation goes through. */
+enum { ASSIGN_SETS = 2 };
 #define POOL_SLACK_BYTES ((uint64_t)16 << 20)
 
-typedef struct strategy {
-    int (*start)(append_run *run, int64_t length);
-    int (*step)(append_run *run);
-    void (*stop)(append_run *run);
-} strategy;
+/* Choosing strategies. */
 
-struct append_run {
-    const strategy *calls;
-    append_kind kind;
-    append_shape shape;
-    int64_t context, length;
-    kvc_pool *pool;
-    unsigned char *row; /* [heads][dim]: the position that every step appends, in the CPU's cache */
-    kvc_array row_array;                            /* [1][heads][1][dim] over it */
-    uint64_t appended_bytes, copied_bytes, growths; /* of strategies that count for themselves */
+static const char *const way_names[] = {
+    [APPEND_ASSIGN] = "assign", [APPEND_MEMCPY] = "memcpy", [APPEND_MEMCPY_FRESH] = "memcpy-fresh"};
 
-    kvc_cache *cache;       /* concat, chunk, reserve */
-    kvc_array *arrays;      /* assign: [caches] */
-    kvc_buffer **buffers;   /* memcpy: [caches], of [heads][context][dim] */
-    unsigned char **places; /* memcpy: [caches], their memory */
-};
+static append_strategy strategy_of(append_way way) {
+    append_strategy strategy = {.way = way};
+    (void)snprintf(strategy.name, sizeof strategy.name, "%s", way_names[way]);
+    return strategy;
+}
+
+static bool read_one(const char *name, const char *text, append_strategy *out) {
+    append_strategy strategy = {.way = APPEND_CACHE};
+    for (append_way way = APPEND_ASSIGN; way <= APPEND_MEMCPY; way++)
+        if (strcmp(text, way_names[way]) == 0) return *out = strategy_of(way), true;
+    const char *wanted = cache_kind_parse(text, &strategy.cache);
+    if (wanted) {
+        (void)cli_usage("%s: '%s' given, assign, memcpy, or %s", name, text, wanted);
+        return false;
+    }
+    (void)cache_kind_text(strategy.name, &strategy.cache);
+    *out = strategy;
+    return true;
+}
+
+bool append_read(const char *name, const char *text, append_strategy *out, size_t *count) {
+    append_strategy strategies[APPEND_MOST];
+    char part[CACHE_KIND_ROOM];
+    size_t n = 0;
+    for (const char *at = text; cli_list_part(&at, part, sizeof part); n++) {
+        if (n == APPEND_MOST) {
+            (void)cli_usage("%s: '%s' given, up to %d strategies wanted", name, text, APPEND_MOST);
+            return false;
+        }
+        if (!read_one(name, part, &strategies[n])) return false;
+        for (size_t i = 0; i < n; i++) {
+            if (strcmp(strategies[i].name, strategies[n].name) != 0) continue;
+            (void)cli_usage("%s: '%s' given twice, different strategies wanted", name, part);
+            return false;
+        }
+    }
+    memcpy(out, strategies, n * sizeof *strategies);
+    *count = n;
+    return true;
+}
+
+append_strategy append_fresh(const append_strategy *strategy) {
+    return strategy->way == APPEND_MEMCPY ? strategy_of(APPEND_MEMCPY_FRESH) : *strategy;
+}
+
+bool append_is_slow(const append_strategy *strategy) {
+    return strategy->way == APPEND_CACHE && strategy->cache.growth == KVC_GROW_EXACT &&
+           !strategy->cache.window;
+}
 
 static size_t row_bytes(const append_shape *shape) {
     return (size_t)shape->dim * kvc_dtype_size_bytes(shape->dtype);
@@ -49,80 +80,16 @@ uint64_t append_set_bytes(const append_shape *shape, int64_t positions) {
     return (uint64_t)(shape->caches * shape->heads * positions) * row_bytes(shape);
 }
 
-/* What the caches hold at their end: whole chunks, or what RESERVE may commit. */
-static int64_t room_of(append_kind kind, const append_shape *shape, int64_t context) {
-    switch (kind) {
-    case APPEND_CHUNK:
-    case APPEND_ASSIGN: return (context + shape->chunk - 1) / shape->chunk * shape->chunk;
-    case APPEND_RESERVE: return context + 2 * shape->chunk;
-    default: return context;
+uint64_t append_need_bytes(const append_strategy *strategy, const append_shape *shape,
+                           int64_t context) {
+    const int64_t whole_chunks = (context + shape->chunk - 1) / shape->chunk * shape->chunk;
+    uint64_t bytes;
+    switch (strategy->way) {
+    case APPEND_CACHE: bytes = append_cache_need_bytes(strategy, shape, context); break;
+    case APPEND_ASSIGN: bytes = ASSIGN_SETS * append_set_bytes(shape, whole_chunks); break;
+    default: bytes = append_set_bytes(shape, context); break;
     }
-}
-
-uint64_t append_need_bytes(append_kind kind, const append_shape *shape, int64_t context) {
-    const bool grows = kind <= APPEND_ASSIGN;
-    const uint64_t set = append_set_bytes(shape, room_of(kind, shape, context));
-    return (grows ? POOL_SETS : 1) * set + POOL_SLACK_BYTES;
-}
-
-/* The library's cache: concat, chunk, reserve. A cache's layer holds keys and values, so there are
- * half as many layers as caches. */
-
-static kvc_growth growth_of(append_kind kind) {
-    switch (kind) {
-    case APPEND_CONCAT: return KVC_GROW_EXACT;
-    case APPEND_CHUNK: return KVC_GROW_CHUNK;
-    default: return KVC_GROW_RESERVE;
-    }
-}
-
-static int cache_start(append_run *run, int64_t length) {
-    const append_shape *shape = &run->shape;
-    const kvc_layer_spec spec = {shape->heads, shape->dim, shape->dim, shape->dtype};
-    const kvc_cache_desc desc = {
-        .struct_size = sizeof desc,
-        .layers = shape->caches / 2,
-        .specs = &spec,
-        .spec_count = 1,
-        .growth = growth_of(run->kind),
-        .chunk = shape->chunk,
-        /* A server's caches may go on: room past the end, so that work done ahead is measured. */
-        .max_positions = run->kind == APPEND_RESERVE ? room_of(run->kind, shape, run->context) : 0,
-    };
-    if (kvc_cache_new(&run->cache, run->pool, &desc) != KVC_OK)
-        return cli_fail_library(append_names[run->kind]);
-    for (int64_t layer = 0; layer < desc.layers && length > 0; layer++) {
-        kvc_array k, v;
-        if (kvc_cache_prepare(run->cache, layer, length, &k, &v) != KVC_OK)
-            return cli_fail_library(append_names[run->kind]);
-        kvc_array_release(&k);
-        kvc_array_release(&v);
-        if (kvc_cache_commit(run->cache, layer, length) != KVC_OK)
-            return cli_fail_library(append_names[run->kind]);
-    }
-    return CLI_DONE;
-}
-
-static int cache_step(append_run *run) {
-    const int64_t layers = run->shape.caches / 2;
-    for (int64_t layer = 0; layer < layers; layer++)
-        if (kvc_cache_append(run->cache, layer, &run->row_array, &run->row_array) != KVC_OK)
-            return cli_fail_library(append_names[run->kind]);
-    return CLI_DONE;
-}
-
-static kvc_cache_stats cache_stats(const append_run *run) {
-    kvc_cache_stats stats = {.struct_size = sizeof stats};
-    if (run->cache) (void)kvc_cache_stats_get(run->cache, &stats);
-    return stats;
-}
-
-static void cache_stop(append_run *run) {
-    const kvc_cache_stats stats = cache_stats(run);
-    run->appended_bytes += stats.appended_bytes;
-    run->copied_bytes += stats.copied_bytes;
-    kvc_cache_free(run->cache);
-    run->cache = NULL;
+    return bytes + POOL_SLACK_BYTES;
 }
 
 /* The seed's loop, word for word:
@@ -159,7 +126,7 @@ static kvc_status assign_grow(append_run *run, kvc_array *cache) {
 static int assign_step(append_run *run) {
     const int64_t start[] = {0, 0, run->length, 0};
     const int64_t stop[] = {1, run->shape.heads, run->length + 1, run->shape.dim};
-    const size_t bytes = kvc_array_nbytes(&run->row_array);
+    const size_t bytes = (size_t)run->shape.heads * row_bytes(&run->shape);
     for (int64_t i = 0; i < run->shape.caches; i++) {
         kvc_array *cache = &run->arrays[i];
         kvc_update how;
@@ -192,7 +159,7 @@ static unsigned char *map_fresh(const append_run *run, int64_t length, size_t by
 static int memcpy_start(append_run *run, int64_t length) {
     const size_t bytes = row_bytes(&run->shape) * (size_t)(run->shape.heads * run->context);
     for (int64_t i = 0; i < run->shape.caches; i++) {
-        if (run->kind == APPEND_MEMCPY) {
+        if (run->strategy.way == APPEND_MEMCPY) {
             if (kvc_buffer_new(&run->buffers[i], run->pool, bytes) != KVC_OK)
                 return cli_fail_library("memcpy");
             run->places[i] = kvc_buffer_data(run->buffers[i]);
@@ -228,28 +195,33 @@ static void memcpy_stop(append_run *run) {
 
 /* Runs. */
 
-static const strategy *calls_of(append_kind kind) {
-    static const strategy cache = {cache_start, cache_step, cache_stop};
-    static const strategy assign = {assign_start, assign_step, assign_stop};
-    static const strategy floor = {memcpy_start, memcpy_step, memcpy_stop};
-    switch (kind) {
+static const append_calls *calls_of(append_way way) {
+    static const append_calls assign = {assign_start, assign_step, assign_stop};
+    static const append_calls floor = {memcpy_start, memcpy_step, memcpy_stop};
+    switch (way) {
+    case APPEND_CACHE: return &append_cache_calls;
     case APPEND_ASSIGN: return &assign;
-    case APPEND_MEMCPY:
-    case APPEND_MEMCPY_FRESH: return &floor;
-    default: return &cache;
+    default: return &floor;
     }
 }
 
-/* One position of normal numbers, the same for every cache and strategy. */
+/* One position, the same for every cache and strategy: of halves from 0x3c00 to 0x3fff, which are
+ * normal numbers below 2, as they are and in pairs, in every dtype. */
 static int make_row(append_run *run) {
-    const int64_t extents[] = {1, run->shape.heads, 1, run->shape.dim};
-    const size_t bytes = (size_t)run->shape.heads * row_bytes(&run->shape);
-    run->row = malloc(bytes);
-    if (!run->row) return cli_fail("no memory for a position of %zu bytes", bytes);
-    memset(run->row, 0x3c, bytes);
-    if (kvc_array_borrow(&run->row_array, run->shape.dtype, 4, extents, NULL, run->row) != KVC_OK)
-        return cli_fail_library("position");
-    return CLI_DONE;
+    const append_shape *shape = &run->shape;
+    const int64_t extents[] = {1, shape->heads, 1, shape->dim};
+    const size_t halves = 2 * (size_t)(shape->heads * shape->dim); /* enough for f32 */
+    uint32_t state = 1;
+    uint16_t *row = malloc(halves * sizeof *row);
+    if (!row) return cli_fail("no memory for a position of %zu bytes", halves * sizeof *row);
+    for (size_t i = 0; i < halves; i++) {
+        state = state * 1664525u + 1013904223u;
+        row[i] = (uint16_t)(0x3c00u | state >> 22);
+    }
+    run->row = (unsigned char *)row;
+    return kvc_array_borrow(&run->row_array, shape->from, 4, extents, NULL, row) == KVC_OK
+               ? CLI_DONE
+               : cli_fail_library("position");
 }
 
 static int fill_run(append_run *run) {
@@ -261,16 +233,17 @@ static int fill_run(append_run *run) {
         return cli_fail("no memory for %zu caches", caches);
     if (kvc_pool_new(&run->pool, kvc_device_cpu()) != KVC_OK) return cli_fail_library("pool");
     (void)kvc_pool_memory_limit_set(run->pool,
-                                    append_need_bytes(run->kind, &run->shape, run->context));
+                                    append_need_bytes(&run->strategy, &run->shape, run->context));
     return make_row(run);
 }
 
-int append_open(append_run **out, append_kind kind, const append_shape *shape, int64_t context) {
+int append_open(append_run **out, const append_strategy *strategy, const append_shape *shape,
+                int64_t context) {
     append_run *run = calloc(1, sizeof *run);
     *out = NULL;
     if (!run) return cli_fail("no memory for a run");
-    run->calls = calls_of(kind);
-    run->kind = kind;
+    run->calls = calls_of(strategy->way);
+    run->strategy = *strategy;
     run->shape = *shape;
     run->context = context;
     if (fill_run(run) != CLI_DONE) {
@@ -304,6 +277,7 @@ void append_stop(append_run *run) {
 void append_close(append_run *run) {
     if (!run) return;
     if (run->arrays && run->buffers && run->places) append_stop(run);
+    append_cache_close(run);
     kvc_pool_free(run->pool);
     free(run->places);
     free(run->buffers);
@@ -312,8 +286,23 @@ void append_close(append_run *run) {
     free(run);
 }
 
+/* Memory of the caches of a strategy that are arrays. */
+static uint64_t array_bytes(const append_run *run) {
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < run->shape.caches; i++) bytes += kvc_array_nbytes(&run->arrays[i]);
+    return bytes;
+}
+
+static uint64_t resident_bytes(const append_run *run) {
+    switch (run->strategy.way) {
+    case APPEND_CACHE: return append_cache_resident_bytes(run);
+    case APPEND_ASSIGN: return array_bytes(run);
+    default: return append_set_bytes(&run->shape, run->context);
+    }
+}
+
 append_figures append_figures_get(const append_run *run) {
-    const kvc_cache_stats stats = cache_stats(run);
+    const kvc_cache_stats stats = append_cache_stats(run);
     kvc_pool_stats pool = {.struct_size = sizeof pool};
     (void)kvc_pool_stats_get(run->pool, &pool);
     return (append_figures){
@@ -323,9 +312,10 @@ append_figures append_figures_get(const append_run *run) {
         .pool_misses = pool.misses,
         .driver_calls = pool.driver_calls,
         .driver_ns = pool.driver_ns,
+        .resident_bytes = resident_bytes(run),
     };
 }
 
 uint64_t append_growths(const append_run *run) {
-    return run->cache ? cache_stats(run).growths : run->growths;
+    return run->cache ? append_cache_stats(run).growths : run->growths;
 }

@@ -132,7 +132,8 @@ static int fill_cache(subject *s, float *rows) {
 
 static int make_cache(subject *s) {
     const attend_shape *shape = s->shape;
-    const kvc_layer_spec spec = {shape->kv_heads, shape->dim, shape->dim, shape->dtype};
+    const kvc_layer_spec spec = {
+        .kv_heads = shape->kv_heads, .key_dim = shape->dim, .dtype = shape->dtype};
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
                                  .batch = shape->batch,
                                  .layers = s->row->layers,

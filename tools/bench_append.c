@@ -23,10 +23,11 @@ static const char help[] =
     "  --caches N         arrays [1,HEADS,context,DIM], keys and values in turn: even (20)\n"
     "  --heads N          kv heads (4)\n"
     "  --dim N            elements of a head's row (512)\n"
-    "  --dtype TYPE       f32, f16 or bf16 (bf16)\n"
+    "  --dtype TYPE       f32, f16 or bf16; of the scales, where numbers are packed (bf16)\n"
+    "  --from TYPE        of the position that is appended: engines give f32 (as --dtype)\n"
     "  --chunk N          positions of a chunk (256)\n"
     "  --steps N          steps of a round, up to the context (256)\n"
-    "  --strategies LIST  of concat, chunk, assign, reserve, memcpy (all)\n"
+    "  --strategies LIST  those below (" APPEND_DEFAULTS ")\n"
     "  --cold             add rows of fresh processes\n"
     "  --json             print one JSON object instead of the table\n"
     "  --plot FILE        draw the warm medians as SVG (needs gnuplot)\n"
@@ -38,8 +39,14 @@ static const char help[] =
     "  chunk    the library's cache growing by CHUNK: in place, with a copy a chunk\n"
     "  assign   the same loop on arrays as one would write it, with indexed assignment\n"
     "  reserve  the library's cache growing by RESERVE: in place, no copy ever\n"
-    "  memcpy   the floor: the same bytes to the same places; memcpy-fresh in cold rows,\n"
-    "           into untouched memory\n"
+    "  paged[:BLOCK]    in blocks of 16 to 256 positions (64)\n"
+    "  window:W[:KEEP]  a ring of the last positions, W with the first KEEP, which stay (0)\n"
+    "  qBITS[:GROUP]    numbers packed in 2, 3, 4, 5, 6 or 8 bits, by groups of 32, 64 or 128 "
+    "(64)\n"
+    "  memcpy   the floor: the same bytes to the same places, unpacked; memcpy-fresh in cold\n"
+    "           rows, into untouched memory\n"
+    "How a cache grows, which positions it keeps and how it packs them may be joined by +, as in\n"
+    "q8+paged or q4:32+window:4096+chunk.\n"
     "\n"
     "Warm rows: pools hold what an earlier run of the same lengths gave back, so pages are\n"
     "resident: the steady state of a server. A pool may hold twice the caches. All but\n"
@@ -56,10 +63,12 @@ static const char help[] =
     "  copied (copied_per_appended)        bytes moved per byte appended, in the measured steps\n"
     "  hits, misses (pool_hits, ...)       requests to the pool in the measured steps, in all\n"
     "  driver (driver_us)                  time in the driver (mmap, page faults), mean a step\n"
+    "  held (resident_bytes)               memory that the caches hold at the end\n"
     "  ratio (ratio_to_memcpy)             warm: p50 over memcpy's p50; cold: mean over the mean\n"
-    "                                      of memcpy-fresh, as fresh pages come every few steps\n";
+    "                                      of memcpy-fresh, as fresh pages come every few steps\n"
+    "JSON also has ratio_to_reserve, the same against the strategy reserve: what packing costs.\n";
 
-enum { MOST_CONTEXTS = 16, MOST_ROWS = MOST_CONTEXTS * 2 * APPEND_STRATEGIES };
+enum { MOST_CONTEXTS = 16, MOST_ROWS = MOST_CONTEXTS * 2 * APPEND_MOST };
 
 /* With these, no product of sizes leaves 64 bits. */
 enum {
@@ -75,7 +84,9 @@ typedef struct options {
     append_shape shape;
     int64_t contexts[MOST_CONTEXTS], steps;
     size_t context_count;
-    bool chosen[APPEND_STRATEGIES], cold, json;
+    append_strategy strategies[APPEND_MOST];
+    size_t strategy_count;
+    bool has_from, cold, json;
     const char *plot, *trace;
 } options;
 
@@ -90,6 +101,7 @@ enum {
     OPTION_HEADS,
     OPTION_DIM,
     OPTION_DTYPE,
+    OPTION_FROM,
     OPTION_CHUNK,
     OPTION_STEPS,
     OPTION_STRATEGIES,
@@ -105,6 +117,7 @@ static const struct option option_table[] = {
     {"heads", required_argument, NULL, OPTION_HEADS},
     {"dim", required_argument, NULL, OPTION_DIM},
     {"dtype", required_argument, NULL, OPTION_DTYPE},
+    {"from", required_argument, NULL, OPTION_FROM},
     {"chunk", required_argument, NULL, OPTION_CHUNK},
     {"steps", required_argument, NULL, OPTION_STEPS},
     {"strategies", required_argument, NULL, OPTION_STRATEGIES},
@@ -137,10 +150,11 @@ static bool read_option(options *o, int option) {
     case OPTION_HEADS: return cli_int64("--heads", optarg, 1, MOST_HEADS, &o->shape.heads);
     case OPTION_DIM: return cli_int64("--dim", optarg, 1, MOST_DIM, &o->shape.dim);
     case OPTION_DTYPE: return cli_dtype("--dtype", optarg, &o->shape.dtype);
+    case OPTION_FROM: o->has_from = true; return cli_dtype("--from", optarg, &o->shape.from);
     case OPTION_CHUNK: return cli_int64("--chunk", optarg, 1, MOST_CHUNK, &o->shape.chunk);
     case OPTION_STEPS: return cli_int64("--steps", optarg, 1, MOST_STEPS, &o->steps);
     case OPTION_STRATEGIES:
-        return cli_choices("--strategies", optarg, append_names, APPEND_STRATEGIES, o->chosen);
+        return append_read("--strategies", optarg, o->strategies, &o->strategy_count);
     case OPTION_COLD: return o->cold = true;
     case OPTION_JSON: return o->json = true;
     case OPTION_PLOT: return (o->plot = optarg) != NULL;
@@ -150,9 +164,12 @@ static bool read_option(options *o, int option) {
 }
 
 static append_plan plan_for(const options *o, size_t context) {
-    append_plan plan = {.shape = o->shape, .context = o->contexts[context], .steps = o->steps};
+    append_plan plan = {.shape = o->shape,
+                        .context = o->contexts[context],
+                        .steps = o->steps,
+                        .strategies = o->strategies,
+                        .count = o->strategy_count};
     if (plan.steps > plan.context) plan.steps = plan.context;
-    memcpy(plan.chosen, o->chosen, sizeof plan.chosen);
     return plan;
 }
 
@@ -160,6 +177,10 @@ static append_plan plan_for(const options *o, size_t context) {
 static int check(const options *o, const machine *m) {
     uint64_t warm = 0, cold = 0;
     char what[48];
+    for (size_t i = 0; i < o->strategy_count; i++)
+        if (o->strategies[i].way == APPEND_CACHE &&
+            !cache_kind_fits("--strategies", &o->strategies[i].cache, o->shape.dim))
+            return CLI_USAGE;
     for (size_t i = 0; i < o->context_count; i++) {
         const append_plan plan = plan_for(o, i);
         const uint64_t one = o->cold ? append_cold_bytes(&plan) : 0;
@@ -231,7 +252,15 @@ static double driver_us(const append_row *row) {
 
 /* The table. */
 
-static void print_heading(const options *o, const machine *m) {
+/* Of the column of strategies. */
+static int width_of_names(const options *o) {
+    size_t most = strlen("memcpy-fresh");
+    for (size_t i = 0; i < o->strategy_count; i++)
+        if (strlen(o->strategies[i].name) > most) most = strlen(o->strategies[i].name);
+    return (int)most;
+}
+
+static void print_heading(int width, const options *o, const machine *m) {
     char line[256], step[REPORT_ROOM];
     machine_line(line, sizeof line, m);
     printf("%" PRId64 " %s caches [1,%" PRId64 ",N,%" PRId64 "], one position appended to each a "
@@ -239,29 +268,33 @@ static void print_heading(const options *o, const machine *m) {
            o->shape.caches, kvc_dtype_name(o->shape.dtype), o->shape.heads, o->shape.dim,
            report_bytes(step, (double)append_set_bytes(&o->shape, 1)), o->shape.chunk, line,
            m->timer_ns);
-    printf("%8s  %-12s %-5s %9s %9s %9s %9s %9s %9s %8s %7s %7s %9s %8s\n", "", "", "", "p50",
-           "mean", "p99", "max", "growth", "grew", "copied", "pool", "pool", "driver", "ratio to");
-    printf("%8s  %-12s %-5s %9s %9s %9s %9s %9s %9s %8s %7s %7s %9s %8s\n", "N", "strategy",
-           "state", "us", "us", "us", "us", "us", "us", "x", "hits", "misses", "us/step", "memcpy");
+    printf("%8s  %-*s %-5s %9s %9s %9s %9s %9s %9s %8s %7s %7s %9s %9s %8s\n", "", width, "", "",
+           "p50", "mean", "p99", "max", "growth", "grew", "copied", "pool", "pool", "driver",
+           "held", "ratio to");
+    printf("%8s  %-*s %-5s %9s %9s %9s %9s %9s %9s %8s %7s %7s %9s %9s %8s\n", "N", width,
+           "strategy", "state", "us", "us", "us", "us", "us", "us", "x", "hits", "misses",
+           "us/step", "MiB", "memcpy");
 }
 
-static void print_row(const append_row *row) {
-    char n[9][REPORT_ROOM];
+static void print_row(int width, const append_row *row) {
+    char n[10][REPORT_ROOM];
     const stats_summary *s = &row->step_us;
-    printf("%8" PRId64 "  %-12s %-5s %9s %9s %9s %9s %9s %9s %8s %7" PRIu64 " %7" PRIu64
-           " %9s %8s\n",
-           row->context, append_names[row->kind], row->cold ? "cold" : "warm",
+    printf("%8" PRId64 "  %-*s %-5s %9s %9s %9s %9s %9s %9s %8s %7" PRIu64 " %7" PRIu64
+           " %9s %9s %8s\n",
+           row->context, width, row->strategy.name, row->cold ? "cold" : "warm",
            report_number(n[0], s->p50), report_number(n[1], s->mean), report_number(n[2], s->p99),
            report_number(n[3], s->max), report_number(n[4], row->growth_p50_us),
            report_number(n[5], row->grown_p50_us), report_number(n[6], copied_per_appended(row)),
            row->figures.pool_hits, row->figures.pool_misses, report_number(n[7], driver_us(row)),
-           report_number(n[8], row->ratio_to_memcpy));
+           report_number(n[8], (double)row->figures.resident_bytes * 0x1p-20),
+           report_number(n[9], row->ratio_to_memcpy));
 }
 
-static const append_row *find_warm(const results *r, append_kind kind, int64_t context) {
+static const append_row *find_warm(const results *r, const char *name, int64_t context) {
     for (size_t i = 0; i < r->count; i++) {
         const append_row *row = &r->rows[i];
-        if (row->kind == kind && row->context == context && !row->cold) return row;
+        if (strcmp(row->strategy.name, name) == 0 && row->context == context && !row->cold)
+            return row;
     }
     return NULL;
 }
@@ -272,8 +305,8 @@ static void print_comparison(const results *r) {
     for (size_t i = 0; i < r->count; i++) {
         char times[REPORT_ROOM];
         const append_row *concat = &r->rows[i];
-        const append_row *chunk = find_warm(r, APPEND_CHUNK, concat->context);
-        if (concat->kind != APPEND_CONCAT || concat->cold || !chunk) continue;
+        const append_row *chunk = find_warm(r, "chunk", concat->context);
+        if (strcmp(concat->strategy.name, "concat") != 0 || concat->cold || !chunk) continue;
         printf("%s %s x at %" PRId64, begun ? "," : "\nconcat takes the time of chunk",
                report_number(times, concat->step_us.p50 / chunk->step_us.p50), concat->context);
         begun = true;
@@ -285,16 +318,18 @@ static void print_legend(const options *o) {
     printf("\nus: microseconds a step, all caches together. growth: median of steps that begin a\n"
            "chunk (concat: every step); grew: of steps in which the strategy took a larger buffer\n"
            "or made memory resident. copied: bytes moved per byte appended. driver: time in mmap\n"
-           "and the like. warm: pools hold what earlier caches gave back; ratio of medians.\n");
+           "and the like; held: by the caches at the end. warm: pools hold what earlier caches "
+           "gave back; ratio of medians.\n");
     if (o->cold)
         printf("cold: fresh processes, untouched memory; ratio of means, to memcpy-fresh.\n");
 }
 
 static void print_table(const options *o, const machine *m, const results *r) {
-    print_heading(o, m);
+    const int width = width_of_names(o);
+    print_heading(width, o, m);
     for (size_t i = 0; i < r->count; i++) {
         if (i > 0 && r->rows[i].context != r->rows[i - 1].context) (void)putchar('\n');
-        print_row(&r->rows[i]);
+        print_row(width, &r->rows[i]);
     }
     print_comparison(r);
     print_legend(o);
@@ -306,26 +341,30 @@ static json_t *new_row(const append_row *row) {
     const stats_summary *s = &row->step_us;
     const append_figures *f = &row->figures;
     return json_pack(
-        "{s:s, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:I}",
-        "strategy", append_names[row->kind], "context", (json_int_t)row->context, "state",
+        "{s:s, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o, s:o, "
+        "s:I}",
+        "strategy", row->strategy.name, "context", (json_int_t)row->context, "state",
         row->cold ? "cold" : "warm", "p50_us", report_json_number(s->p50), "mean_us",
         report_json_number(s->mean), "p99_us", report_json_number(s->p99), "max_us",
         report_json_number(s->max), "growth_p50_us", report_json_number(row->growth_p50_us),
         "grown_p50_us", report_json_number(row->grown_p50_us), "copied_per_appended",
         report_json_number(copied_per_appended(row)), "pool_hits", (json_int_t)f->pool_hits,
         "pool_misses", (json_int_t)f->pool_misses, "driver_calls", (json_int_t)f->driver_calls,
-        "driver_us", report_json_number(driver_us(row)), "ratio_to_memcpy",
-        report_json_number(row->ratio_to_memcpy), "steps", (json_int_t)s->count);
+        "driver_us", report_json_number(driver_us(row)), "resident_bytes",
+        (json_int_t)f->resident_bytes, "ratio_to_memcpy", report_json_number(row->ratio_to_memcpy),
+        "ratio_to_reserve", report_json_number(row->ratio_to_reserve), "steps",
+        (json_int_t)s->count);
 }
 
 static json_t *new_object(const options *o, const machine *m, const results *r) {
     json_t *rows = json_array();
     for (size_t i = 0; i < r->count; i++) (void)json_array_append_new(rows, new_row(&r->rows[i]));
-    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:s, s:I, s:I, s:o}", "bench", "append", "machine",
-                     machine_json(m), "caches", (json_int_t)o->shape.caches, "heads",
+    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:o}", "bench", "append",
+                     "machine", machine_json(m), "caches", (json_int_t)o->shape.caches, "heads",
                      (json_int_t)o->shape.heads, "dim", (json_int_t)o->shape.dim, "dtype",
-                     kvc_dtype_name(o->shape.dtype), "chunk", (json_int_t)o->shape.chunk,
-                     "bytes_per_step", (json_int_t)append_set_bytes(&o->shape, 1), "rows", rows);
+                     kvc_dtype_name(o->shape.dtype), "from", kvc_dtype_name(o->shape.from), "chunk",
+                     (json_int_t)o->shape.chunk, "bytes_per_step",
+                     (json_int_t)append_set_bytes(&o->shape, 1), "rows", rows);
 }
 
 static int run(const options *o) {
@@ -333,7 +372,8 @@ static int run(const options *o) {
     results r = {.count = 0};
     int status = CLI_DONE;
     machine_read(&m);
-    if (check(o, &m) != CLI_DONE) return CLI_FAILED;
+    status = check(o, &m);
+    if (status != CLI_DONE) return status;
     if (measure(o, &r) != CLI_DONE) {
         trace_discard();
         return CLI_FAILED;
@@ -355,8 +395,8 @@ int kvc_tool_bench_append(int argc, char **argv) {
         .contexts = {512, 1024, 4096},
         .context_count = 3,
         .steps = 256,
-        .chosen = {true, true, true, true, true},
     };
+    (void)append_read("--strategies", APPEND_DEFAULTS, o.strategies, &o.strategy_count);
     for (int option; (option = cli_next(argc, argv, option_table)) != CLI_END;) {
         if (option == CLI_HELP) {
             (void)fputs(help, stdout);
@@ -364,5 +404,6 @@ int kvc_tool_bench_append(int argc, char **argv) {
         }
         if (!read_option(&o, option)) return CLI_USAGE;
     }
+    if (!o.has_from) o.shape.from = o.shape.dtype;
     return cli_operands(argc, argv, NULL, 0, NULL) ? run(&o) : CLI_USAGE;
 }

@@ -315,6 +315,14 @@ bool cli_choices(const char *name, const char *text, const char *const *names, s
     return false;
 }
 
+bool cli_list_part(const char **at, char *part, size_t room) {
+    if (!*at) return false;
+    const size_t length = strcspn(*at, ",");
+    (void)snprintf(part, room, "%.*s", (int)(length < room ? length : room), *at);
+    *at = (*at)[length] ? *at + length + 1 : NULL;
+    return true;
+}
+
 /* Progress. */
 
 void cli_progress(const char *format, ...) {

@@ -92,6 +92,13 @@ bool cli_choice(const char *name, const char *text, const char *const *names, si
 bool cli_choices(const char *name, const char *text, const char *const *names, size_t count,
                  bool *chosen);
 
+/** Takes the next part of a list with commas between its parts, for readers of other lists: an
+ * empty text has one part, which is empty.
+ * @param at    points to the text, or to where the last call stopped
+ * @param part  receives it, cut off at room - 1 bytes
+ * @return      false when there was none left */
+bool cli_list_part(const char **at, char *part, size_t room);
+
 /** Shows a line of progress in place, on stderr, when that is a terminal and the program has run
  * for more than a second; at most ten times a second. */
 __attribute__((format(printf, 1, 2))) void cli_progress(const char *format, ...);

@@ -13,7 +13,7 @@
 enum { PROFILE_KINDS = KVC_SPAN_KERNEL + 1, PROFILE_STEP = PROFILE_KINDS };
 
 /** The most tracks of a profile, and room for the name of one. */
-enum { PROFILE_TRACKS = 128, PROFILE_LABEL_ROOM = 48 };
+enum { PROFILE_TRACKS = 128, PROFILE_LABEL_ROOM = 96 };
 
 /** The track of a span that ran between steps. */
 #define PROFILE_NO_TRACK ((size_t)PROFILE_TRACKS)

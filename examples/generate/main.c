@@ -27,7 +27,8 @@ static bool run(const checkpoint *model, const tokenizer *tokens, kvc_pool *pool
     if (done) {
         const generation wanted = {
             .prompt = ids, .prompt_count = count, .steps = model->seq_len, .text = print};
-        done = generate(&t, tokens, &s, &wanted, error);
+        generation_figures figures;
+        done = generate(&t, tokens, &s, &wanted, &figures, error);
     }
     if (done) (void)puts("");
     sampler_deinit(&s);

@@ -8,8 +8,10 @@
  * slow.
  *
  * Causal masks are aligned to the last key of each sequence: query i of n is at position
- * p = length - n + i and sees keys 0 to p, or with a window of W keys p - W + 1 to p. A query that
- * sees no key gives zeros. Keys and values that no query sees are not read.
+ * p = length - n + i and sees keys 0 to p, or with a window of W keys p - W + 1 to p, or with a
+ * window of W of which K are kept the keys below K and p - (W - K) + 1 to p: W in all, its own
+ * among them. A query that sees no key gives zeros. Keys and values that no query sees are not
+ * read.
  *
  * Threads: one run at a time per plan.
  * @source FlashAttention's online softmax; FlashInfer's split of plan and run. */
@@ -21,6 +23,7 @@
 #include <stdint.h>
 
 #include <kvcache/array.h>
+#include <kvcache/blocks.h>
 #include <kvcache/cache.h>
 #include <kvcache/cuda_rule.h>
 #include <kvcache/dtype.h>
@@ -57,6 +60,9 @@ typedef struct kvc_attention_desc {
     int kv_bits;  /**< of a packed element: 2, 3, 4, 5, 6 or 8, and runs are those of
                        kvc_attention_run_quantized; 0: keys and values are not packed */
     int kv_group; /**< where packed: 32, 64 or 128, a divisor of both dims */
+    int64_t keep; /**< of a window the first positions of the sequence, which stay in sight: 0 to
+                       window - 1; the others are the most recent ones. Both as max_size and keep of
+                       mlx-lm's RotatingKVCache */
 } kvc_attention_desc;
 
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
@@ -107,7 +113,8 @@ typedef struct kvc_attention kvc_attention;
 
 KVC_BEGIN_DECLS
 
-/** Fills a description for one layer of a cache: batch, kv_heads, dims and dtype; the rest zero.
+/** Fills a description for one layer of a cache: batch, kv_heads, dims, dtype, and what it keeps of
+ * a sequence, window and keep; the rest zero.
  * @param out  its struct_size is set by the caller, and kept
  * @errors KVC_E_INVALID no such layer, out->struct_size is not set */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_desc_for(kvc_attention_desc *out,
@@ -129,9 +136,10 @@ KVC_API void kvc_attention_free(kvc_attention *plan);
  *                overlap q or the cache. Its elements are written once, whatever they held.
  * @param extras  NULL for none
  * @errors KVC_E_INVALID layer, data that is NULL or not aligned to its dtype; KVC_E_SHAPE names the
- *         argument and both shapes (or dtypes, strides); KVC_E_RANGE one of extras->lengths;
- *         KVC_E_SLOW strict; KVC_E_UNSUPPORTED memory of a device other than the cpu. out and
- *         extras->lse are unchanged. */
+ *         argument and both shapes (or dtypes, strides); KVC_E_RANGE one of extras->lengths, or a
+ *         query would see a position that the layer's window has dropped; KVC_E_SLOW strict;
+ *         KVC_E_UNSUPPORTED memory of a device other than the cpu. out and extras->lse are
+ *         unchanged. */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache,
                                                   int64_t layer, const kvc_array *q, kvc_array *out,
                                                   const kvc_attention_extras *extras);
@@ -159,6 +167,26 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_quantized(kvc_attention *plan,
                                                             const kvc_quantized *v,
                                                             const kvc_array *q, kvc_array *out,
                                                             const kvc_attention_extras *extras);
+
+/** Attends over blocks, for engines that keep block tables themselves. Verifies every id that
+ * lengths reach, and reads no other. Takes no lock.
+ * @param blocks        the caller holds those that lengths reach, until the call returns
+ * @param layer         of these; its kv_heads, dims and dtype are the plan's
+ * @param tables        [batch][table_stride] ids, borrowed for the call: position p of sequence b
+ * is row p % B of block tables[b · table_stride + p / B], with B as in blocks.h. What lies behind
+ * the last block of a length may be anything
+ * @param table_stride  from one sequence's ids to the next one's, >= 0
+ * @param lengths       [batch] positions in use, 0 to table_stride · B. The longest is the length
+ *                      that masks are made for
+ * @param extras        as kvc_attention_run, but for its lengths, which are NULL
+ * @errors   those of kvc_attention_run; KVC_E_INVALID blocks, layer, tables or lengths that are
+ *           NULL, extras->lengths, an id that names no block in memory; KVC_E_RANGE one of lengths;
+ *           KVC_E_SHAPE a layer that the plan does not fit. out and extras->lse are unchanged.
+ * @source   vLLM's paged attention; here a sequence may have any number of queries. */
+KVC_API KVC_MUST_USE kvc_status
+kvc_attention_run_blocks(kvc_attention *plan, const kvc_blocks *blocks, int64_t layer,
+                         const int32_t *tables, int64_t table_stride, const int64_t *lengths,
+                         const kvc_array *q, kvc_array *out, const kvc_attention_extras *extras);
 
 /** Merges partial results of the same queries over disjoint sets of keys, as if one run had seen
  * all keys: parts by other threads, of a shared prefix, from other machines. O(count × elements of

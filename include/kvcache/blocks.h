@@ -3,7 +3,8 @@
  *
  * A block has room for B positions in every layer of a model. It is one contiguous range of memory,
  * so that one copy moves it, and holds layer after layer the keys [kv_heads][B][key_dim], then the
- * values [kv_heads][B][value_dim]; each of these begins on KVC_ALIGNMENT_BYTES. Whoever wants
+ * values [kv_heads][B][value_dim], and the scales and biases of these where they are packed; each
+ * begins on KVC_ALIGNMENT_BYTES. Windows are not for blocks: they keep all. Whoever wants
  * memory takes whole blocks, and any free one serves: nothing fragments.
  *
  * Blocks are named by int32 ids, from 0 on. A sequence's block table is an array of these; it can
@@ -36,6 +37,7 @@
 #include <kvcache/cache.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
+#include <kvcache/quantize.h>
 #include <kvcache/status.h>
 
 /** The positions of a block: least, most, and when a description says 0. */
@@ -71,6 +73,15 @@ typedef struct kvc_blocks_layout {
     size_t v_head_bytes;   /**< as k_head_bytes */
     size_t k_row_bytes;    /**< from position to position: key_dim elements */
     size_t v_row_bytes;    /**< value_dim elements */
+    /* Where rows are packed, their bytes are those of words; beside them lie, [kv_heads][B][groups]
+     * each, scales and biases: */
+    size_t k_scales_offset_bytes; /**< from the block to the scales of the layer's keys */
+    size_t k_biases_offset_bytes; /**< to their biases */
+    size_t v_scales_offset_bytes; /**< to the scales of its values */
+    size_t v_biases_offset_bytes; /**< to their biases */
+    size_t k_scales_row_bytes;    /**< of scales and of biases, from position to position; from head
+                                       to head are B of these */
+    size_t v_scales_row_bytes;    /**< as k_scales_row_bytes */
 } kvc_blocks_layout;
 
 /** Figures of a pool of blocks. */
@@ -85,15 +96,12 @@ typedef struct kvc_blocks_stats {
     uint64_t resident_bytes; /**< memory held: slabs */
 } kvc_blocks_stats;
 
-/** A pool of blocks. */
-typedef struct kvc_blocks kvc_blocks;
-
 KVC_BEGIN_DECLS
 
 /** Makes a pool that holds no memory yet.
  * @param pool  where slabs come from; borrowed for the call, the blocks keep it alive
- * @errors KVC_E_INVALID names the field, what it holds and what it should; KVC_E_RANGE the sizes
- *         multiply to more than a size can hold; KVC_E_NOMEM */
+ * @errors KVC_E_INVALID names the field, what it holds and what it should (no window); KVC_E_RANGE
+ *         the sizes multiply to more than a size can hold; KVC_E_NOMEM */
 KVC_API KVC_MUST_USE kvc_status kvc_blocks_new(kvc_blocks **out, kvc_pool *pool,
                                                const kvc_blocks_desc *desc);
 
@@ -135,10 +143,16 @@ KVC_API KVC_MUST_USE kvc_status kvc_blocks_copy(kvc_blocks *blocks, int32_t to, 
  * @param k  receives [kv_heads][B][key_dim], contiguous; owns a reference to the slab's buffer, not
  *           to the block
  * @param v  receives [kv_heads][B][value_dim], as k
- * @errors KVC_E_INVALID layer; a block that nobody holds
+ * @errors KVC_E_INVALID layer; a block that nobody holds; KVC_E_UNSUPPORTED packed rows
  * @lifetime as long as the caller holds the block; memory stays until the arrays are released */
 KVC_API KVC_MUST_USE kvc_status kvc_blocks_view(kvc_blocks *blocks, int32_t id, int64_t layer,
                                                 kvc_array *k, kvc_array *v);
+
+/** As kvc_blocks_view, of a layer whose rows are packed. Each of the six arrays owns a reference.
+ * @errors KVC_E_INVALID as there; KVC_E_UNSUPPORTED rows that are not packed */
+KVC_API KVC_MUST_USE kvc_status kvc_blocks_view_quantized(kvc_blocks *blocks, int32_t id,
+                                                          int64_t layer, kvc_quantized *k,
+                                                          kvc_quantized *v);
 
 /** Tells where the blocks lie, as one layer sees it. O(1).
  * @errors KVC_E_INVALID layer; out->struct_size is not set

@@ -1,21 +1,36 @@
 /** @file
- * The KV cache of a whole model: per layer the keys [batch][kv_heads][capacity][key_dim] and the
- * values [batch][kv_heads][capacity][value_dim]; positions [0, length) are live.
+ * The KV cache of a whole model: per layer the keys and values of each sequence of a batch,
+ * positions [0, length) of it. Layers may differ in geometry and in kind, as those of models do
+ * that mix windows with full attention; sequences may differ in length, come and go.
  *
- * Growth is a policy, chosen once:
+ * Where positions lie, chosen once for the cache:
  * - KVC_GROW_RESERVE (default): address space for max_positions is taken at once and made resident
  *   a little ahead of the length, on every append. Growth copies nothing, pointers never move, and
  *   no step stalls.
  * - KVC_GROW_CHUNK: the seed's fast way. Capacity is a multiple of the chunk; when it is full, a
  *   larger buffer is taken and the live positions copied. One step in a chunk pays for that.
  * - KVC_GROW_EXACT: the seed's slow way, every append concatenates. Here to be measured.
+ * - KVC_GROW_PAGED: in blocks of a pool (blocks.h) that sequences and caches share: a fork copies
+ *   no position, and what a sequence wastes is less than a block.
+ * The first three hold keys [batch][kv_heads][capacity][key_dim] and values likewise, with
+ * value_dim, resident as far as the longest sequence reaches.
  *
- * All three hold the same bytes. Views stay valid across appends (an append writes behind them):
- * a view keeps its buffer alive even when growth has moved the cache to another.
+ * What a layer may be, by its spec:
+ * - a window: only the last W positions are kept (and the first ones, where `keep` says so), in a
+ *   ring that grows until it holds them. Memory and the time of a step then stay as they are. An
+ *   append of n positions is exact for each of its queries: W + n - 1 positions are held until the
+ *   next append.
+ * - packed: 2 to 8 bits a number (quantize.h), packed as positions are appended, one by one: how a
+ *   sequence was cut into appends makes no difference.
+ *
+ * All kinds hold the same positions, and attention.h reads them all. Views stay valid across
+ * appends (an append writes behind them): a view keeps its buffer alive even when growth has moved
+ * the cache to another.
  *
  * Threads: one writer or many readers at a time per cache.
  * @source MLX documentation, "Writing a Fast KV Cache"; mlx-lm's KVCache, whose capacity need not
- *         stay a multiple of the chunk after a long append: here it does. Reserve: vAttention. */
+ *         stay a multiple of the chunk after a long append: here it does; its RotatingKVCache and
+ *         QuantizedKVCache. Reserve: vAttention. Paged: vLLM. */
 #ifndef KVCACHE_CACHE_H
 #define KVCACHE_CACHE_H
 
@@ -26,43 +41,60 @@
 #include <kvcache/dtype.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
+#include <kvcache/quantize.h>
 #include <kvcache/status.h>
 
 /** How a cache gets room for more positions. */
 typedef enum kvc_growth {
     KVC_GROW_RESERVE = 0, /**< address space once, memory as it fills */
     KVC_GROW_CHUNK = 1,   /**< whole chunks, with a copy a chunk */
-    KVC_GROW_EXACT = 2    /**< concatenate on every append */
+    KVC_GROW_EXACT = 2,   /**< concatenate on every append */
+    KVC_GROW_PAGED = 3    /**< blocks of a shared pool, one at a time */
 } kvc_growth;
+
+/** A pool of blocks; see blocks.h. */
+typedef struct kvc_blocks kvc_blocks;
 
 /** The chunk when a description says 0: the seed's. */
 #define KVC_CHUNK_DEFAULT 256
 
-/** One layer's geometry. */
+/** One layer's geometry and kind. Zero it, then fill it. */
 typedef struct kvc_layer_spec {
     int64_t kv_heads;  /**< > 0 */
     int64_t key_dim;   /**< > 0, elements of one key */
     int64_t value_dim; /**< > 0, elements of one value; 0 means key_dim */
-    kvc_dtype dtype;   /**< KVC_F32, KVC_F16 or KVC_BF16 */
+    kvc_dtype dtype;   /**< KVC_F32, KVC_F16 or KVC_BF16; of scales and biases, where packed */
+    int64_t window;    /**< positions that a query sees, its own among them; no others are kept. 0:
+                            all. Not for KVC_GROW_PAGED, whose plans have a window instead */
+    int64_t keep;      /**< of the window: so many are the first of the sequence, for ever (sinks);
+                            0 to window - 1 */
+    int kv_bits;       /**< of a packed element: 2, 3, 4, 5, 6 or 8; 0: not packed */
+    int kv_group;      /**< where packed: 32, 64 or 128, a divisor of both dims */
 } kvc_layer_spec;
 
 /** Everything about a cache that does not change. Zero it, then fill it. */
 typedef struct kvc_cache_desc {
     size_t struct_size;          /**< sizeof(kvc_cache_desc) */
-    int64_t batch;               /**< sequences that advance together; 0 means 1 */
+    int64_t batch;               /**< sequences that there is room for; 0 means 1 */
     int64_t layers;              /**< > 0 */
     const kvc_layer_spec *specs; /**< [spec_count], borrowed for the call */
     int64_t spec_count;          /**< layers, or 1 when all layers are alike */
     kvc_growth growth;           /**< how layers get room */
     int64_t chunk;               /**< positions; 0 means KVC_CHUNK_DEFAULT */
-    int64_t max_positions; /**< most positions a layer may hold; 0: no limit, but not for RESERVE */
+    int64_t max_positions; /**< most positions of a sequence; 0: no limit, but not for RESERVE */
+    kvc_blocks *blocks;    /**< for PAGED: where blocks come from, kept alive by the cache. Layers
+                                and specs are those of its blocks; layers 0 and specs NULL will do.
+                                NULL otherwise */
+    int64_t slack;         /**< positions that windows hold beyond their own: so many, and one more,
+                                may be appended at once, or so many trimmed, without moving a row */
 } kvc_cache_desc;
 
 /** Bytes of a cache, all layers together. */
 typedef struct kvc_cache_nbytes {
     size_t struct_size; /**< sizeof(kvc_cache_nbytes), set by the caller */
-    uint64_t used;      /**< live positions, keys and values */
-    uint64_t resident;  /**< memory held: capacity, or what a reserve cache has committed */
+    uint64_t used;      /**< positions held, keys and values */
+    uint64_t resident;  /**< memory held: capacity, or what RESERVE has committed; of blocks, those
+                             in a table, shared ones counted once for each sequence */
     uint64_t reserved;  /**< address space held; equals resident unless the policy is RESERVE */
 } kvc_cache_nbytes;
 
@@ -98,18 +130,29 @@ KVC_API void kvc_cache_free(kvc_cache *cache);
  *           pass; borrowed for the call, not overlapping the cache
  * @param v  [batch][kv_heads][n][value_dim], as k
  * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_RANGE more
- *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the
- * pages that it had got before the refusal. KVC_E_UNSUPPORTED the device cannot convert: the live
- *         positions are as before, room may have grown, what was prepared is void. */
+ *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the pages
+ *         that it had got before the refusal, PAGED its own copies of blocks that were shared.
+ *         KVC_E_UNSUPPORTED the device cannot convert: the live positions are as before, room may
+ *         have grown, what was prepared is void. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer,
                                                  const kvc_array *k, const kvc_array *v);
+
+/** As kvc_cache_append, but sequence b takes the first counts[b] positions of k and v alone: how
+ * sequences of several lengths advance, or some rest.
+ * @param k       [batch][kv_heads][n][key_dim]
+ * @param counts  [batch], 0 to n each
+ * @errors KVC_E_RANGE a count, and as kvc_cache_append */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_append_ragged(kvc_cache *cache, int64_t layer,
+                                                        const kvc_array *k, const kvc_array *v,
+                                                        const int64_t *counts);
 
 /** Makes room for n more positions and lends it: write there, then kvc_cache_commit. No copy at
  * all. The length does not change. Another prepare before the commit lends the same positions, with
  * what was written there, but growth may have moved them: write through its arrays from then on.
  * @param k  receives [batch][kv_heads][n][key_dim] over the cache's own memory; owns a reference
  * @param v  as k
- * @errors as kvc_cache_append. Nothing changed. */
+ * @errors as kvc_cache_append; KVC_E_UNSUPPORTED room that is not one range a head: sequences of
+ *         several lengths, a window, packed rows, blocks. Nothing changed. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_prepare(kvc_cache *cache, int64_t layer, int64_t n,
                                                   kvc_array *k, kvc_array *v);
 
@@ -119,26 +162,102 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_prepare(kvc_cache *cache, int64_t laye
 KVC_API KVC_MUST_USE kvc_status kvc_cache_commit(kvc_cache *cache, int64_t layer, int64_t n);
 
 /** Lends the live keys and values of a layer. Copies nothing, ever.
- * @param k  receives [batch][kv_heads][length][key_dim], strides of the capacity; owns a reference
+ * @param k  receives [batch][kv_heads][length][key_dim], strides of the capacity; owns a reference.
+ *           Behind the end of a shorter sequence lies anything. Of a window, the rows of its ring
+ *           that hold a position, in the ring's order: kvc_cache_row_positions
  * @param v  as k
- * @errors KVC_E_INVALID layer
- * @lifetime until released. Appends write behind the view; after a trim or a clear they may write
- *           into it. */
+ * @errors KVC_E_INVALID layer; KVC_E_UNSUPPORTED packed rows (kvc_cache_view_quantized) or blocks
+ *         (kvc_cache_block_table)
+ * @lifetime until released. Appends write behind the view, to a window into it; after a trim or a
+ *           clear they may write into any, as forks and reorderings do. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view(const kvc_cache *cache, int64_t layer, kvc_array *k,
                                                kvc_array *v);
 
-/** Drops the last n positions of every layer: all layers or none. O(layers); memory stays.
- * @errors KVC_E_RANGE n is negative or a layer holds fewer, with its number. Nothing changed. */
+/** As kvc_cache_view, of a layer whose rows are packed. Each of the six arrays owns a reference.
+ * @errors KVC_E_INVALID layer; KVC_E_UNSUPPORTED rows that are not packed, or blocks */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_view_quantized(const kvc_cache *cache, int64_t layer,
+                                                         kvc_quantized *k, kvc_quantized *v);
+
+/** Tells which position each row of a view holds: 0, 1, 2, … but for windows. O(rows).
+ * @param positions  receives [count of rows of a view]; -1 where a row holds none of the sequence
+ * @param room       rows that there is room for
+ * @errors KVC_E_INVALID layer, sequence; KVC_E_RANGE room is too small; KVC_E_UNSUPPORTED blocks
+ * @source the order of mlx-lm's RotatingKVCache */
+KVC_API kvc_status kvc_cache_row_positions(const kvc_cache *cache, int64_t layer, int64_t sequence,
+                                           int64_t *positions, int64_t room);
+
+/** Drops the last n positions of every sequence and layer: all or none. O(layers · batch); memory
+ * stays, but blocks go back to their pool.
+ * @errors KVC_E_RANGE n is negative, a sequence has fewer in a layer, or a window has overwritten
+ *         what its queries would see from there on. The sentence says where. Nothing changed. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_trim(kvc_cache *cache, int64_t n);
 
-/** Makes every layer empty; memory stays for the next sequence. */
+/** As kvc_cache_trim, of one sequence.
+ * @errors KVC_E_INVALID sequence, and as kvc_cache_trim */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_trim_sequence(kvc_cache *cache, int64_t sequence,
+                                                        int64_t n);
+
+/** Returns the largest n that kvc_cache_trim takes; -1 when cache is NULL. O(layers · batch). */
+KVC_API int64_t kvc_cache_trimmable(const kvc_cache *cache);
+
+/** Makes every sequence empty; memory stays for the next ones, but blocks go back to their pool. */
 KVC_API void kvc_cache_clear(kvc_cache *cache);
 
-/** Returns the live positions of a layer; -1 when there is no such layer. */
+/** Makes one sequence empty: what leaves a batch, and makes room for another.
+ * @errors KVC_E_INVALID cache is NULL, sequence */
+KVC_API kvc_status kvc_cache_clear_sequence(kvc_cache *cache, int64_t sequence);
+
+/** Makes a sequence hold what another does, in every layer. Both then go their own ways. Blocks are
+ * shared, O(their number), and copied one at a time by whoever writes to one; otherwise every
+ * position is copied.
+ * @param to    what it held is dropped
+ * @param from  may be to
+ * @errors KVC_E_INVALID to, from. Nothing changed. KVC_E_UNSUPPORTED the device cannot copy: `to`
+ *         is empty. */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_fork(kvc_cache *cache, int64_t to, int64_t from);
+
+/** Makes sequence b hold what sequence from[b] did, for all b at once: the step of a beam search.
+ * Costs as forks do; a sequence that stays where it is costs nothing.
+ * @param from  [batch]; one may come several times, or not at all
+ * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. KVC_E_UNSUPPORTED the
+ *         device cannot copy: those that were to change are empty. */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_reorder(kvc_cache *cache, const int64_t *from);
+
+/** Appends all that a cache holds to an empty one of the same layers and batch, whatever their
+ * kinds: packed where `to` is, unpacked where it is not, into blocks and out of them. O(bytes).
+ * @param to    empty. Its windows take their last positions (and those that they keep)
+ * @param from  its windows must hold all that those of `to` would
+ * @errors KVC_E_INVALID a cache is NULL, to is not empty, or both are the same; KVC_E_SHAPE layers,
+ *         batch, kv_heads or dims differ; KVC_E_RANGE positions that a window does not hold any
+ *         more; those of kvc_cache_append. `to` is empty then. */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_copy(kvc_cache *to, const kvc_cache *from);
+
+/** Lends a sequence's block table, of a paged cache: block i has positions [i · B, (i + 1) · B) in
+ * every layer. Where layers have different lengths, as between appends, that of the longest.
+ * @param ids    receives [*count]
+ * @errors KVC_E_INVALID cache is NULL, sequence; KVC_E_UNSUPPORTED the cache is not paged
+ * @lifetime until a call that changes the cache, or fails to; the blocks are the cache's, retain
+ *           what is to be kept */
+KVC_API kvc_status kvc_cache_block_table(const kvc_cache *cache, int64_t sequence,
+                                         const int32_t **ids, int64_t *count);
+
+/** Begins an empty sequence of a paged cache with whole blocks that are there already, such as a
+ * prefix tree's match: every layer then has n · B positions. O(n).
+ * @param ids  [n], held by the caller, who keeps its references; the cache takes its own
+ * @errors KVC_E_INVALID sequence, a block that nobody holds; KVC_E_RANGE the sequence is not empty,
+ *         n < 0 or more than max_positions; KVC_E_UNSUPPORTED the cache is not paged; KVC_E_NOMEM.
+ *         Nothing changed. */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_adopt(kvc_cache *cache, int64_t sequence,
+                                                const int32_t *ids, int64_t n);
+
+/** Returns the positions of the longest sequence in a layer; -1 when there is no such layer. */
 KVC_API int64_t kvc_cache_length(const kvc_cache *cache, int64_t layer);
 
+/** Returns the positions of one sequence; -1 when there is no such layer or sequence. */
+KVC_API int64_t kvc_cache_sequence_length(const kvc_cache *cache, int64_t layer, int64_t sequence);
+
 /** Returns the positions between the starts of two heads: what the layer's buffers have room for
- * (RESERVE: address space for). -1 when there is no such layer. */
+ * (RESERVE: address space for; PAGED: the positions of a block). -1 when there is no such layer. */
 KVC_API int64_t kvc_cache_capacity(const kvc_cache *cache, int64_t layer);
 
 /** Copies the description: spec_count is layers and specs points into the cache.
@@ -154,11 +273,11 @@ KVC_API kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes
  * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_cache_stats *out);
 
-/** Verifies every invariant of every layer. O(layers), and by RESERVE O(live pages).
+/** Verifies every invariant of every layer. O(layers · batch), and by RESERVE O(live pages).
  * @errors KVC_E_CORRUPT the sentence says which one; KVC_E_INVALID cache is NULL */
 KVC_API kvc_status kvc_cache_check(const kvc_cache *cache);
 
-/** Returns "reserve", "chunk" or "exact"; "?" for another value. Static storage. */
+/** Returns "reserve", "chunk", "exact" or "paged"; "?" for another value. Static storage. */
 KVC_API const char *kvc_growth_name(kvc_growth growth);
 
 KVC_END_DECLS

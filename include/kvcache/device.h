@@ -62,6 +62,9 @@ struct kvc_device {
     kvc_status (*commit)(void *context, void *memory, size_t bytes);
     /** Gives address space and memory back. */
     void (*release)(void *context, void *memory, size_t bytes);
+    /** Gives the memory of whole pages of a reserved range back, not the address space; NULL where
+     * the device cannot. */
+    void (*decommit)(void *context, void *memory, size_t bytes);
 };
 
 KVC_BEGIN_DECLS

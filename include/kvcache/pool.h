@@ -41,7 +41,8 @@ typedef struct kvc_pool_stats {
     uint64_t peak_total_bytes;  /**< largest active + cached since the last reset */
     uint64_t hits;              /**< requests served from the pool */
     uint64_t misses;            /**< requests that went to the device */
-    uint64_t driver_calls;      /**< allocate, deallocate, reserve, commit and release calls */
+    uint64_t driver_calls;      /**< allocate, deallocate, reserve, commit, decommit and release
+                                     calls */
     uint64_t driver_ns;         /**< time spent in them */
     uint64_t evictions;         /**< buffers given back to the device by a limit or by clear */
 } kvc_pool_stats;
@@ -100,6 +101,11 @@ KVC_API KVC_MUST_USE kvc_status kvc_buffer_reserve(kvc_buffer **out, kvc_pool *p
  * @errors KVC_E_INVALID not a reserved buffer; KVC_E_RANGE; KVC_E_LIMIT; KVC_E_NOMEM. Units before
  *         the failing one stay committed. */
 KVC_API KVC_MUST_USE kvc_status kvc_buffer_commit(kvc_buffer *buffer, size_t offset, size_t bytes);
+
+/** Gives back the memory of [offset, offset + bytes) of a reserved buffer: of the steps of
+ * kvc_buffer_commit_unit_bytes that lie wholly within it. Their contents are gone. Nothing is given
+ * back by a device that cannot. */
+KVC_API void kvc_buffer_decommit(kvc_buffer *buffer, size_t offset, size_t bytes);
 
 /** Returns the step of kvc_buffer_commit for this pool's device: some whole pages. */
 KVC_API size_t kvc_buffer_commit_unit_bytes(const kvc_pool *pool);

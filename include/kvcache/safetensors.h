@@ -168,8 +168,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_safetensors_writer_fill(
 
 /** Writes the file: to a temporary one beside it (.kvc-….tmp), flushed and then renamed, so that
  * whatever happens the old file or the new one is there, whole. Data is aligned as docs/FORMAT.md
- * says. One pass, and no more memory than a buffer of 256 KiB beside the header. May be called again.
- * A link is replaced, not followed; the permissions of a file that is replaced are kept.
+ * says. One pass, and no more memory than a buffer of 256 KiB beside the header. May be called
+ * again. A link is replaced, not followed; the permissions of a file that is replaced are kept.
  * @errors KVC_E_IO, with what the system said; KVC_E_RANGE sizes; KVC_E_INVALID what is there is
  *         no regular file; KVC_E_NOMEM; what a callback returned. The file is as it was, but when
  *         only the flush of the folder failed: the new file is there then, and may not survive a

@@ -88,14 +88,16 @@ kvc_status kvc_attention_explain(kvc_explanation *out, const kvc_attention *plan
     if (!plan) return kvc__fail(KVC_E_INVALID, "plan: NULL given");
     kvc__layer_view view = {
         /* of the plan itself, as if in a cache */
-        .dtype = plan->desc.kv_dtype,      .batch = plan->desc.batch,
-        .kv_heads = plan->desc.kv_heads,   .key_dim = plan->desc.key_dim,
-        .value_dim = plan->desc.value_dim, .device = kvc_device_cpu(),
+        .spec = {.kv_heads = plan->desc.kv_heads,
+                 .key_dim = plan->desc.key_dim,
+                 .value_dim = plan->desc.value_dim,
+                 .dtype = plan->desc.kv_dtype,
+                 .kv_bits = plan->desc.kv_bits,
+                 .kv_group = plan->desc.kv_group},
+        .batch = plan->desc.batch,
+        .device = kvc_device_cpu(),
     };
-    if (cache) {
-        KVC_TRY(kvc__attention_check_plain(plan));
-        KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
-    }
+    if (cache) KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     return explain(out, plan, &job);
 }
@@ -135,14 +137,15 @@ kvc_status kvc_attention_explain_cuda(kvc_cuda_report *out, const kvc_attention 
     const kvc_cuda_shape shape = {
         .struct_size = sizeof shape,
         .batch = view.batch,
-        .kv_heads = view.kv_heads,
-        .key_dim = view.key_dim,
-        .value_dim = view.value_dim,
-        .dtype = view.dtype,
+        .kv_heads = view.spec.kv_heads,
+        .key_dim = view.spec.key_dim,
+        .value_dim = view.spec.value_dim,
+        .dtype = view.spec.dtype,
         .capacity = view.capacity,
         .length = view.length,
-        .buffer_elements = (int64_t)(view.k_buffer_bytes / kvc_dtype_size_bytes(view.dtype)),
-        .value_buffer_elements = (int64_t)(view.v_buffer_bytes / kvc_dtype_size_bytes(view.dtype)),
+        .buffer_elements = (int64_t)(view.k_buffer_bytes / kvc_dtype_size_bytes(view.spec.dtype)),
+        .value_buffer_elements =
+            (int64_t)(view.v_buffer_bytes / kvc_dtype_size_bytes(view.spec.dtype)),
     };
     report.struct_size = sizeof report;
     KVC_TRY(kvc_cuda_explain(&report, &shape));

@@ -23,8 +23,12 @@ static kvc_status add_mask(kvc__job *job, const kvc_array *mask) {
         return kvc__fail(KVC_E_SHAPE, "extras.mask: dtype %s given, u8, f32, f16 or bf16 wanted",
                          kvc_dtype_name(mask->dtype));
     KVC_TRY(kvc__attention_check(mask, "extras.mask", mask->ndim, mask->shape));
-    job->mask =
-        (kvc__rows){mask->data, mask->dtype, strides[0], strides[1], strides[2], strides[3]};
+    job->mask = (kvc__rows){.data = mask->data,
+                            .dtype = mask->dtype,
+                            .batch_stride = strides[0],
+                            .head_stride = strides[1],
+                            .position_stride = strides[2],
+                            .last_stride = strides[3]};
     return KVC_OK;
 }
 
@@ -58,12 +62,12 @@ static kvc_status add_lse(kvc__job *job, const kvc_array *lse) {
 
 static kvc_status add_lengths(kvc__job *job, const int64_t *lengths) {
     for (int64_t b = 0; b < job->batch; b++)
-        if (lengths[b] < 0 || lengths[b] > job->length)
+        if (lengths[b] < 0 || lengths[b] > kvc__length(job, b))
             return kvc__fail(
                 KVC_E_RANGE,
                 "extras.lengths[%lld]: %lld given, 0 to %lld, the positions that there "
                 "are, wanted",
-                (long long)b, (long long)lengths[b], (long long)job->length);
+                (long long)b, (long long)lengths[b], (long long)kvc__length(job, b));
     job->lengths = lengths;
     return KVC_OK;
 }

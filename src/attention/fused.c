@@ -107,12 +107,11 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
+    w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
     w.block = choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
-    w.first_key = kvc__at(&job->k, w.part.sequence, w.part.kv_head, 0, 0);
-    w.first_value = kvc__at(&job->v, w.part.sequence, w.part.kv_head, 0, 0);
     w.key_step_bytes = job->k.position_stride * element_bytes;
     w.value_step_bytes = job->v.position_stride * element_bytes;
     w.scores = d->workers + (size_t)thread * s->worker_floats;
@@ -187,13 +186,11 @@ static void end_rows(const kvc__work *w) {
     }
 }
 
-/* Positions of K or V as tiles and panels read them: where they lie, or copied. */
-static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_bytes, int64_t dim,
-                            int64_t width, float *copy, int64_t count) {
+/* Rows that follow each other in f32, zeros behind their dims. */
+static void widen_rows(const kvc__work *w, const char *from, int64_t step_bytes, int64_t dim,
+                       int64_t width, float *copy, int64_t count) {
     const kvc_dtype dtype = w->job->format.dtype;
     const kvc__widen_fn widen = w->ops->widen[KVC__OPS_SLOT(dtype)];
-    if (w->direct)
-        return (kvc__block){.data = from, .step_bytes = step_bytes, .count = count, .dim = dim};
     for (int64_t j = 0; j < count; j++) {
         float *row = copy + j * (width + KVC__WORK_PAD);
         if (widen) {
@@ -202,6 +199,22 @@ static kvc__block copy_rows(const kvc__work *w, const char *from, int64_t step_b
             kvc__row_load(row, from + j * step_bytes, dtype, 0, dim);
             memset(row + dim, 0, (size_t)(width - dim) * sizeof *row);
         }
+    }
+}
+
+/* Positions of K or V as tiles and panels read them: where they lie, or copied, run by run. */
+static kvc__block read_rows(const kvc__work *w, const kvc__rows *rows, int64_t step_bytes,
+                            int64_t dim, int64_t width, float *copy, int64_t start, int64_t count) {
+    int64_t n; /* rows of a run */
+    if (w->direct)
+        return (kvc__block){.data = kvc__work_at(w, rows, start, &n),
+                            .step_bytes = step_bytes,
+                            .count = count,
+                            .dim = dim};
+    for (int64_t j = 0; j < count; j += n) {
+        const char *from = kvc__work_at(w, rows, start + j, &n);
+        n = kvc__smaller(n, count - j);
+        widen_rows(w, from, step_bytes, dim, width, copy + j * (width + KVC__WORK_PAD), n);
     }
     const int64_t row_bytes = (width + KVC__WORK_PAD) * (int64_t)sizeof *copy;
     return (kvc__block){
@@ -212,8 +225,8 @@ kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     if (job->format.bits)
         return kvc__packed_rows(w, &job->k, &job->k_scaling, job->key_dim, w->keys, start, count);
-    return copy_rows(w, w->first_key + start * w->key_step_bytes, w->key_step_bytes, job->key_dim,
-                     w->key_width, w->keys, count);
+    return read_rows(w, &job->k, w->key_step_bytes, job->key_dim, w->key_width, w->keys, start,
+                     count);
 }
 
 kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count) {
@@ -221,8 +234,8 @@ kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count) {
     if (job->format.bits)
         return kvc__packed_rows(w, &job->v, &job->v_scaling, job->value_dim, w->values, start,
                                 count);
-    return copy_rows(w, w->first_value + start * w->value_step_bytes, w->value_step_bytes,
-                     job->value_dim, w->value_width, w->values, count);
+    return read_rows(w, &job->v, w->value_step_bytes, job->value_dim, w->value_width, w->values,
+                     start, count);
 }
 
 void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t stride,
@@ -276,6 +289,7 @@ static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size
     const int64_t rows = (int64_t)1 << size;
     if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k->count);
     w->ops->soften[size](tile, seen, k->count, w->scores, factor);
+    kvc__ahead_go_on(v->ahead, v->count * v->dim);
     w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
 }
 
@@ -324,6 +338,10 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     }
 }
 
+/* For tiles that have nothing to ask for. */
+static const kvc__ahead nothing_ahead = {.line_elements = INT64_MAX / KVC__STREAMS,
+                                         .safe = INT64_MAX};
+
 /* @param ahead  of the first tile that takes the block in, and of the others */
 static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start, int64_t count) {
     const kvc__job *job = w->job;
@@ -337,56 +355,38 @@ static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start,
         rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) continue;
         kvc__tile tile = kvc__work_tile(w, r);
+        kvc__ahead_go_on(k.ahead, count * k.dim);
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
         k.ahead = v.ahead = &ahead[1];
     }
 }
 
-/* Lanes are ranges of a part's positions that are taken in by turns. */
-enum { LANES = KVC__STREAMS / 2, DISTANCE_BYTES = 2048 };
-
-static void look_ahead(kvc__ahead *a, int stream, const kvc__work *w, const kvc__rows *rows,
-                       int64_t dim, int64_t width, int64_t position) {
-    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(rows->dtype);
-    a->at[stream] = kvc__at(rows, w->part.sequence, w->part.kv_head, position, 0);
-    a->width[stream] = width;
-    a->row_bytes[stream] = kvc__row_bytes(w->job, dim);
-    a->step_bytes[stream] = rows->position_stride * element_bytes;
-}
-
-/* What is asked for runs over the end of a lane a little: a prefetch may. */
-static kvc__ahead ahead_of(const kvc__work *w, int64_t lane) {
-    const kvc__job *job = w->job;
-    const int64_t element_bits = kvc__element_bits(job->format);
-    const int64_t row_bytes = kvc__row_bytes(job, job->key_dim);
-    const bool alike = w->direct && job->key_dim == job->value_dim &&
-                       w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
-    kvc__ahead a = {.line_elements = alike ? (int64_t)64 * 8 / element_bits : 0};
-    for (int i = 0; i < LANES; i++) {
-        const int64_t from = kvc__smaller(w->part.begin + i * lane, w->part.end);
-        look_ahead(&a, 2 * i, w, &job->k, job->key_dim, w->direct ? job->key_dim : w->key_width,
-                   from);
-        look_ahead(&a, 2 * i + 1, w, &job->v, job->value_dim,
-                   w->direct ? job->value_dim : w->value_width, from);
-    }
-    kvc__ask(&a, (int64_t)KVC__STREAMS * DISTANCE_BYTES * 8 / element_bits);
-    return a;
-}
-
-/* Takes in the positions of a part. */
+/* Takes in the positions of a part: those kept besides, then two lanes by turns. */
 static void attend_lanes(const kvc__work *w) {
     const int64_t begin = w->part.begin, end = w->part.end;
     /* Half a block more keeps the lanes from the same sets of the cache. */
     const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
-    kvc__ahead ahead[2] = {ahead_of(w, lane), {.line_elements = INT64_MAX / KVC__STREAMS}};
+    int64_t at[KVC__LANES], stop[KVC__LANES];
+    kvc__ahead ahead[2] = {nothing_ahead, nothing_ahead};
     begin_rows(w);
-    for (int64_t at = begin; at < begin + lane; at += w->block)
-        for (int i = 0; i < LANES; i++) {
-            const int64_t start = at + i * lane;
-            const int64_t stop =
-                kvc__smaller(kvc__smaller(start + w->block, begin + (i + 1) * lane), end);
-            if (start < stop) attend_block(w, ahead, start, stop - start);
+    for (int64_t start = 0, count; start < w->part.kept; start += count) {
+        count = kvc__work_together(w, start, kvc__smaller(w->block, w->part.kept - start));
+        attend_block(w, ahead, start, count);
+    }
+    if (begin >= end) return; /* all behind a mask */
+    for (int i = 0; i < KVC__LANES; i++) {
+        at[i] = kvc__smaller(begin + i * lane, end);
+        stop[i] = kvc__smaller(begin + (i + 1) * lane, end);
+    }
+    ahead[0] = kvc__look_ahead(w, at);
+    while (at[0] < stop[0] || at[1] < stop[1])
+        for (int i = 0; i < KVC__LANES; i++) {
+            if (at[i] == stop[i]) continue;
+            const int64_t most = kvc__smaller(w->block, stop[i] - at[i]);
+            const int64_t count = kvc__work_together(w, at[i], most);
+            attend_block(w, ahead, at[i], count);
+            at[i] += count;
         }
 }
 

@@ -26,18 +26,21 @@
 
 #include "attention/ops.h"
 #include "base/half.h"
+#include "cache/view.h"
 
 /** Dims up to this have the fused kernel: its scratch grows with them. */
 #define KVC__FUSED_MAX_DIM 1024
 
-/** Elements [batch][head][position][dim], anywhere in memory. */
+/** Elements [batch][head][position][dim], anywhere in memory. Where a map says that positions lie
+ * in rings, the third is the row of a ring; in blocks, the row of a block, and no batch. */
 typedef struct kvc__rows {
-    void *data; /**< host memory; only that of the output is written */
+    void *data; /**< host memory; only that of the output is written. Unused in blocks */
     kvc_dtype dtype;
     int64_t batch_stride; /**< in elements, as all four */
     int64_t head_stride;
     int64_t position_stride;
     int64_t last_stride; /**< 1 but for keys and values of the reference kernel */
+    size_t offset_bytes; /**< in blocks: from the begin of one to these rows */
 } kvc__rows;
 
 /** What keys and values are made of. */
@@ -63,12 +66,15 @@ typedef struct kvc__job {
     int64_t length;         /**< positions of k and v */
     const int64_t *lengths; /**< [batch] those in use, nothing behind them is read; NULL: all */
     int64_t window;         /**< keys that a query sees; INT64_MAX: all before it */
+    int64_t keep;           /**< of these the first ones, less than window: the others are the most
+                                 recent */
     float scale;
     float softcap; /**< 0: none */
     bool causal;
     kvc__format format;                /**< of k and v */
     kvc__rows q, k, v, out;            /**< k, v: the head is a kv head; bytes (u8) where packed */
     kvc__scaling k_scaling, v_scaling; /**< where packed */
+    kvc__map map;                      /**< of positions to rows of k, v and their scaling */
     kvc__rows mask;   /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
                            where there is none */
     kvc__rows sinks;  /**< one element a query head; data is NULL where there are none */
@@ -87,18 +93,25 @@ static inline int64_t kvc__position(const kvc__job *job, int64_t b, int64_t i) {
 }
 
 /** Returns which keys query i of a sequence sees: its own and those before it, aligned to the last
- * key, as far as its window reaches. Neither end decreases from query to query. */
+ * key, as far as its window reaches; besides these, kvc__kept_besides. Neither end decreases from
+ * query to query. */
 static inline kvc__range kvc__seen(const kvc__job *job, int64_t b, int64_t i) {
     if (!job->causal) return (kvc__range){0, kvc__length(job, b)};
     const int64_t end = kvc__position(job, b, i) + 1;
     if (end <= 0) return (kvc__range){0, 0};
-    return (kvc__range){end > job->window ? end - job->window : 0, end};
+    return (kvc__range){end > job->window ? end - job->window + job->keep : 0, end};
 }
 
 /** Returns what any of queries first to last sees: no query begins before the first, or ends behind
- * the last. */
+ * the last. Each of these positions is seen by one of them. */
 static inline kvc__range kvc__reach(const kvc__job *job, int64_t b, int64_t first, int64_t last) {
     return (kvc__range){kvc__seen(job, b, first).begin, kvc__seen(job, b, last).end};
+}
+
+/** Returns how many kept positions, from 0 on, are seen besides a range that kvc__seen or
+ * kvc__reach gave: none where it begins at 0, as it does where it would touch them. */
+static inline int64_t kvc__kept_besides(const kvc__job *job, kvc__range seen) {
+    return seen.begin > 0 ? job->keep : 0;
 }
 
 /** Return the smaller and the larger of two. */
@@ -109,16 +122,40 @@ static inline int64_t kvc__larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+/** Returns the bytes of an element that a kernel takes: f32, f16, bf16, or u8 of a mask or packed.
+ */
+static inline int64_t kvc__element_bytes(kvc_dtype dtype) {
+    return dtype == KVC_F32 ? 4 : dtype == KVC_U8 ? 1 : 2;
+}
+
 /** Returns the address of an element. */
 static inline char *kvc__at(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_t d) {
     const int64_t element = b * rows->batch_stride + h * rows->head_stride +
                             i * rows->position_stride + d * rows->last_stride;
-    return (char *)rows->data + element * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+    return (char *)rows->data + element * kvc__element_bytes(rows->dtype);
+}
+
+/** Returns the address of a position's row: all that reads keys, values, scales or biases finds
+ * them here. The position is one that a query of the sequence sees: only those have a row for sure.
+ * @param rows  of these
+ * @param run   receives how many positions from it on follow at position_stride: at least 1 */
+static inline char *kvc__kv_at(const kvc__job *job, const kvc__rows *rows, int64_t b, int64_t h,
+                               int64_t position, int64_t *run) {
+    if (job->map.tables) {
+        const int64_t row = position % job->map.block_positions;
+        const int64_t element = h * rows->head_stride + row * rows->position_stride;
+        *run = job->map.block_positions - row;
+        return kvc__map_block(&job->map, b, position) + rows->offset_bytes +
+               element * kvc__element_bytes(rows->dtype);
+    }
+    *run = INT64_MAX;
+    if (job->map.rings) position = kvc__ring_row(&job->map.rings[b], position, run);
+    return kvc__at(rows, b, h, position, 0);
 }
 
 /** Returns the bits of an element of keys and values. */
 static inline int64_t kvc__element_bits(kvc__format format) {
-    return format.bits ? format.bits : 8 * (int64_t)kvc_dtype_size_bytes(format.dtype);
+    return format.bits ? format.bits : 8 * kvc__element_bytes(format.dtype);
 }
 
 /** Returns the bytes of a row of keys or values, without scales and biases. */

@@ -37,6 +37,8 @@ typedef void (*kvc__prepare_fn)(float *q, int64_t width);
 /** Rows read at the same time: keys and values of two ranges of positions. */
 #define KVC__STREAMS 4
 
+struct kvc__work;
+
 /** Rows that are to be read soon. They are asked for while others are computed with, in the order
  * in which they lie, a few streams by turns: one stream keeps too few lines on their way, and each
  * has a prefetcher of the hardware at work for it. */
@@ -50,6 +52,11 @@ typedef struct kvc__ahead {
     int turn;                    /**< the stream that is next */
     int64_t width[KVC__STREAMS]; /**< elements of a row, as tiles count them */
     int64_t row_bytes[KVC__STREAMS], step_bytes[KVC__STREAMS];
+    /* Where rows stop to follow each other (ahead.c): */
+    int64_t safe;                   /**< elements, before whose rows no stream has to go on */
+    const struct kvc__work *work;   /**< whose rows these are */
+    const char *stop[KVC__STREAMS]; /**< where a stream's rows end; NULL: nowhere */
+    int64_t position[KVC__STREAMS]; /**< with which it goes on there */
 } kvc__ahead;
 
 /** Positions of keys or values. */

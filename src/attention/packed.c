@@ -10,27 +10,32 @@
 static void load_scaling(float *to, const kvc__work *w, const kvc__rows *from, int64_t groups,
                          int64_t start, int64_t count) {
     enum { LINE_BYTES = 64 };
-    const char *first = kvc__at(from, w->part.sequence, w->part.kv_head, start, 0);
+    int64_t run;
+    const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(from->dtype), end = start + count;
+    const char *first = kvc__work_at(w, from, start, &run);
     if (from->position_stride == groups) {
-        const int64_t bytes = count * groups * (int64_t)kvc_dtype_size_bytes(from->dtype);
-        for (int64_t at = 0; at <= bytes; at += LINE_BYTES)
-            __builtin_prefetch(first + bytes + at, 0, 3);
+        const int64_t bytes = count * groups * element_bytes;
+        const char *next = first + bytes;
+        /* Behind the positions kept besides, and behind the part, a map may have none. */
+        if (end > w->part.begin && end < w->part.end) next = kvc__work_at(w, from, end, &run);
+        for (int64_t at = 0; at <= bytes; at += LINE_BYTES) __builtin_prefetch(next + at, 0, 3);
         kvc__row_load(to, first, from->dtype, 0, count * groups);
         return;
     }
     for (int64_t j = 0; j < count; j++)
-        kvc__row_load(to + j * groups,
-                      kvc__at(from, w->part.sequence, w->part.kv_head, start + j, 0), from->dtype,
-                      0, groups);
+        kvc__row_load(to + j * groups, first + j * from->position_stride * element_bytes,
+                      from->dtype, 0, groups);
 }
 
+/* Rows follow each other. */
 static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
                                  const kvc__scaling *scaling, int64_t groups, float *room,
                                  int64_t start, int64_t count) {
     float *biases = room + KVC__BLOCK * groups;
     load_scaling(room, w, &scaling->scales, groups, start, count);
     load_scaling(biases, w, &scaling->biases, groups, start, count);
-    return (kvc__block){.data = kvc__at(words, w->part.sequence, w->part.kv_head, start, 0),
+    int64_t run;
+    return (kvc__block){.data = kvc__work_at(w, words, start, &run),
                         .step_bytes = words->position_stride,
                         .count = count,
                         .dim = groups * w->job->format.group,
@@ -40,19 +45,37 @@ static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
                         .group = w->job->format.group};
 }
 
+/* Unpacks rows up to where they stop to follow each other, `count` at most; tells how many. */
+static int64_t unpack_run(const kvc__work *w, const kvc__rows *words, const kvc__scaling *scaling,
+                          const kvc__packing *packing, float *to, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    const int64_t b = w->part.sequence, h = w->part.kv_head;
+    const int64_t scale_bytes = (int64_t)kvc_dtype_size_bytes(job->format.dtype);
+    const int64_t step = packing->groups * packing->group + KVC__WORK_PAD;
+    int64_t run;
+    kvc__packed row = {(uint8_t *)kvc__kv_at(job, words, b, h, start, &run),
+                       kvc__kv_at(job, &scaling->scales, b, h, start, &run),
+                       kvc__kv_at(job, &scaling->biases, b, h, start, &run)};
+    run = kvc__smaller(run, count);
+    for (int64_t i = 0; i < run; i++) {
+        kvc__pack_best()->unpack(packing, to + i * step, &row);
+        row.words += words->position_stride;
+        row.scales = (char *)row.scales + scaling->scales.position_stride * scale_bytes;
+        row.biases = (char *)row.biases + scaling->biases.position_stride * scale_bytes;
+    }
+    return run;
+}
+
 kvc__block kvc__packed_rows(const kvc__work *w, const kvc__rows *words, const kvc__scaling *scaling,
                             int64_t dim, float *room, int64_t start, int64_t count) {
     const kvc__format format = w->job->format;
-    const int64_t b = w->part.sequence, h = w->part.kv_head, groups = dim / format.group;
+    const int64_t groups = dim / format.group;
     const kvc__packing packing = {format.bits, format.group, groups, KVC_F32, format.dtype};
     const int64_t step = dim + KVC__WORK_PAD; /* whole groups are whole units */
+    int64_t run;
     if (w->direct) return where_they_lie(w, words, scaling, groups, room, start, count);
-    for (int64_t j = 0; j < count; j++) {
-        const kvc__packed row = {(uint8_t *)kvc__at(words, b, h, start + j, 0),
-                                 kvc__at(&scaling->scales, b, h, start + j, 0),
-                                 kvc__at(&scaling->biases, b, h, start + j, 0)};
-        kvc__pack_best()->unpack(&packing, room + j * step, &row);
-    }
+    for (int64_t j = 0; j < count; j += run)
+        run = unpack_run(w, words, scaling, &packing, room + j * step, start + j, count - j);
     return (kvc__block){.data = (const char *)room,
                         .step_bytes = step * (int64_t)sizeof *room,
                         .count = count,

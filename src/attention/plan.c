@@ -22,10 +22,14 @@ kvc_status kvc_attention_desc_for(kvc_attention_desc *out, const kvc_cache *cach
     KVC_TRY(kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc"));
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
     desc.batch = view.batch;
-    desc.kv_heads = view.kv_heads;
-    desc.key_dim = view.key_dim;
-    desc.value_dim = view.value_dim;
-    desc.kv_dtype = view.dtype;
+    desc.kv_heads = view.spec.kv_heads;
+    desc.key_dim = view.spec.key_dim;
+    desc.value_dim = view.spec.value_dim;
+    desc.kv_dtype = view.spec.dtype;
+    desc.kv_bits = view.spec.kv_bits;
+    desc.kv_group = view.spec.kv_group;
+    desc.window = view.spec.window;
+    desc.keep = view.spec.keep;
     return kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc");
 }
 
@@ -47,7 +51,7 @@ static kvc_status validate(const kvc_attention_desc *d) {
     } fields[] = {
         {"batch", d->batch, 0},     {"q_heads", d->q_heads, 1},     {"kv_heads", d->kv_heads, 1},
         {"key_dim", d->key_dim, 1}, {"value_dim", d->value_dim, 0}, {"max_q_len", d->max_q_len, 0},
-        {"window", d->window, 0},
+        {"window", d->window, 0},   {"keep", d->keep, 0},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].given < fields[i].least)
@@ -59,6 +63,12 @@ static kvc_status validate(const kvc_attention_desc *d) {
                          "desc.window: %lld given with desc.not_causal, and a window looks back "
                          "from its query; 0 wanted, or a causal plan",
                          (long long)d->window);
+    if (d->keep > 0 && d->keep >= d->window)
+        return kvc__fail(
+            KVC_E_INVALID,
+            "desc.keep: %lld given for desc.window %lld, of which it is a part and "
+            "leaves a query its own position; 0 to window - 1 wanted, or 0 without one",
+            (long long)d->keep, (long long)d->window);
     if (d->q_heads % d->kv_heads != 0)
         return kvc__fail(KVC_E_INVALID,
                          "desc.q_heads: %lld given, a multiple of kv_heads %lld wanted",

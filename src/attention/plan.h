@@ -19,10 +19,19 @@ struct kvc_attention {
 };
 
 /** Verifies that a plan fits a layer, and describes the layer's keys and values to a kernel.
- * @param job  receives geometry, k and v; q and out are left
+ * @param job  receives geometry, k, v, their map and lengths; q and out are left
  * @errors KVC_E_INVALID plan, cache or layer; KVC_E_SHAPE; KVC_E_UNSUPPORTED another device */
 kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
                                     const kvc__layer_view *layer);
+
+/** Verifies that the rings of a job's map hold what its queries see. */
+kvc_status kvc__attention_check_held(const kvc__job *job);
+
+/** Attends over a layer: kvc_attention_run, by what a cache says of itself.
+ * @errors those of kvc_attention_run */
+kvc_status kvc__attention_run_layer(kvc_attention *plan, const kvc__layer_view *layer,
+                                    const kvc_array *q, kvc_array *out,
+                                    const kvc_attention_extras *extras);
 
 /** As kvc__attention_layer_job, for arrays. */
 kvc_status kvc__attention_array_job(kvc__job *job, const kvc_attention *plan, const kvc_array *k,

@@ -36,28 +36,38 @@ static extent look_closely(const kvc__work *w, int64_t first, int64_t rows, int6
     return all == whole ? ALL : SOME;
 }
 
-static void fetch(const char *row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 0, 2);
+/* Asks for rows [start, end). */
+static void fetch(const kvc__work *w, const kvc__rows *rows, int64_t step_bytes, int64_t row_bytes,
+                  int64_t start, int64_t end) {
+    while (start < end) {
+        int64_t run;
+        const char *row = kvc__work_at(w, rows, start, &run);
+        run = kvc__smaller(run, end - start);
+        for (int64_t i = 0; i < run; i++, row += step_bytes)
+            for (int64_t at = 0; at < row_bytes; at += LINE_BYTES)
+                __builtin_prefetch(row + at, 0, 2);
+        start += run;
+    }
 }
 
 /* The scores of a block, while the next one comes: where rows are few, to wait for memory would
  * take about as long as all that is done with it. */
 static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const kvc__tile *rows,
                             const kvc__block *k, int64_t next_start) {
-    const int64_t key_bytes = kvc__row_bytes(w->job, w->job->key_dim);
-    const int64_t value_bytes = kvc__row_bytes(w->job, w->job->value_dim);
+    const kvc__job *job = w->job;
+    const int64_t key_bytes = kvc__row_bytes(job, job->key_dim);
+    const int64_t value_bytes = kvc__row_bytes(job, job->value_dim);
     for (int64_t j = 0; j < k->count; j += SLICE) {
         const kvc__block slice = kvc__some(k, j, kvc__smaller(j + SLICE, k->count));
-        const int64_t next = next_start + j;
-        for (int64_t i = next; i < kvc__smaller(next + SLICE, w->part.end); i++) {
-            fetch(w->first_key + i * w->key_step_bytes, key_bytes);
-            fetch(w->first_value + i * w->value_step_bytes, value_bytes);
-        }
+        const int64_t next = next_start + j, stop = kvc__smaller(next + SLICE, w->part.end);
+        fetch(w, &job->k, w->key_step_bytes, key_bytes, next, stop);
+        fetch(w, &job->v, w->value_step_bytes, value_bytes, next, stop);
         panel->score(rows, &slice, w->scores + j * w->panel);
     }
 }
 
-static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
+/* @param next_start  of the block that is taken in next */
+static void attend_block(const kvc__work *w, int64_t start, int64_t count, int64_t next_start) {
     bool is_read = false; /* a block that no row sees never is */
     kvc__block k, v;
     for (int64_t first = 0; first < w->part.rows; first += w->panel) {
@@ -77,7 +87,7 @@ static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
         }
         k.count = own;
         if (is_read) panel->score(&tile, &k, w->scores);
-        else score_and_fetch(w, panel, &tile, &k, start + count);
+        else score_and_fetch(w, panel, &tile, &k, next_start);
         is_read = true;
         if (w->adjusts) kvc__work_adjust(w, first, rows, w->panel, start, own);
         panel->soften(&tile, what == SOME ? seen : NULL, own, w->scores, factor);
@@ -86,6 +96,12 @@ static void attend_block(const kvc__work *w, int64_t start, int64_t count) {
 }
 
 void kvc__prefill(const kvc__work *w) {
-    for (int64_t start = w->part.begin; start < w->part.end; start += w->block)
-        attend_block(w, start, kvc__smaller(w->block, w->part.end - start));
+    const kvc__part *part = &w->part;
+    int64_t next;
+    for (int64_t at = part->kept > 0 ? 0 : part->begin; at < part->end; at = next) {
+        const int64_t stop = at < part->kept ? part->kept : part->end;
+        const int64_t count = kvc__work_together(w, at, kvc__smaller(w->block, stop - at));
+        next = at + count == part->kept ? part->begin : at + count;
+        attend_block(w, at, count, next);
+    }
 }

@@ -15,16 +15,25 @@ static void store(const kvc__rows *rows, int64_t b, int64_t h, int64_t i, int64_
     else *(uint16_t *)(void *)at = kvc__bf16_of_f32(f);
 }
 
+static const char *kv_at(const kvc__job *job, const kvc__rows *rows, int64_t b, int64_t h,
+                         int64_t i, int64_t d) {
+    int64_t run;
+    return kvc__kv_at(job, rows, b, h, i, &run) +
+           d * rows->last_stride * (int64_t)kvc_dtype_size_bytes(rows->dtype);
+}
+
 /* The same of keys or values. */
 static double load_kv(const kvc__job *job, const kvc__rows *rows, const kvc__scaling *scaling,
                       int64_t b, int64_t h, int64_t i, int64_t d) {
     const int bits = job->format.bits, group = job->format.group;
+    const uint8_t *row = (const uint8_t *)kv_at(job, rows, b, h, i, 0);
     int q = 0;
-    if (!bits) return load(rows, b, h, i, d);
+    if (!bits) return (double)kvc__load(kv_at(job, rows, b, h, i, d), rows->dtype);
     for (int64_t at = d * bits; at < (d + 1) * bits; at++)
-        q |= (*(const uint8_t *)kvc__at(rows, b, h, i, at / 8) >> at % 8 & 1) << (at - d * bits);
-    return load(&scaling->scales, b, h, i, d / group) * q +
-           load(&scaling->biases, b, h, i, d / group);
+        q |= (row[at / 8] >> at % 8 & 1) << (at - d * bits);
+    const kvc__rows *scales = &scaling->scales, *biases = &scaling->biases;
+    return (double)kvc__load(kv_at(job, scales, b, h, i, d / group), scales->dtype) * q +
+           (double)kvc__load(kv_at(job, biases, b, h, i, d / group), biases->dtype);
 }
 
 /* cap(scale · q[b][head][i] · k[b][head / group][j]) + slope[head] · (j - position of i) */
@@ -48,11 +57,17 @@ static double mask_of(const kvc__job *job, int64_t b, int64_t head, int64_t i, i
     return load(&job->mask, b, head, i, j);
 }
 
+/* The position that a query sees next, behind the last of those that are kept besides. */
+static int64_t behind(int64_t j, kvc__range seen, int64_t kept) {
+    return j + 1 == kept ? seen.begin : j + 1;
+}
+
 static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, double *sums) {
     const kvc__range seen = kvc__seen(job, b, i);
     const double sink = (double)kvc__sink(job, head);
+    const int64_t kept = kvc__kept_besides(job, seen), first = kept > 0 ? 0 : seen.begin;
     double max = sink;
-    for (int64_t j = seen.begin; j < seen.end; j++) {
+    for (int64_t j = first; j < seen.end; j = behind(j, seen, kept)) {
         const double mask = mask_of(job, b, head, i, j);
         if (mask == -INFINITY) continue;
         const double s = score(job, b, head, i, j) + mask;
@@ -61,7 +76,7 @@ static void attend_one(const kvc__job *job, int64_t b, int64_t head, int64_t i, 
 
     double total = sink == -INFINITY ? 0 : exp(sink - max);
     for (int64_t d = 0; d < job->value_dim; d++) sums[d] = 0;
-    for (int64_t j = seen.begin; j < seen.end; j++) {
+    for (int64_t j = first; j < seen.end; j = behind(j, seen, kept)) {
         const double mask = mask_of(job, b, head, i, j);
         if (mask == -INFINITY) continue;
         const double s = score(job, b, head, i, j) + mask;

@@ -80,6 +80,7 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .value_dim = d->value_dim,
         .length = length,
         .window = d->window > 0 ? d->window : INT64_MAX,
+        .keep = d->keep,
         .scale = d->scale,
         .softcap = d->softcap,
         .causal = !d->not_causal,
@@ -135,35 +136,79 @@ static kvc_status describe_packed(kvc__rows *words, kvc__scaling *scaling, const
     return KVC_OK;
 }
 
-/* [batch][kv_heads][capacity][dim] */
-static kvc__rows rows_of(const kvc__layer_view *layer, const void *data, int64_t dim) {
+/* A plane of a layer: [batch][kv_heads][capacity][dim], or in each block [kv_heads][capacity][dim].
+ */
+static kvc__rows rows_of(const kvc__layer_view *layer, int plane) {
+    const int64_t dim = layer->rows[plane].dim;
     return (kvc__rows){
-        .data = (void *)data,
-        .dtype = layer->dtype,
-        .batch_stride = layer->kv_heads * layer->capacity * dim,
+        .data = (void *)layer->planes[plane],
+        .dtype = layer->rows[plane].dtype,
+        .batch_stride = layer->spec.kv_heads * layer->capacity * dim,
         .head_stride = layer->capacity * dim,
         .position_stride = dim,
         .last_stride = 1,
+        .offset_bytes = layer->offset_bytes[plane],
     };
+}
+
+static kvc_status check_layer(const kvc__job *job, const kvc__layer_view *layer) {
+    const kvc_layer_spec *spec = &layer->spec;
+    if (layer->batch != job->batch || spec->kv_heads != job->kv_heads ||
+        spec->key_dim != job->key_dim || spec->value_dim != job->value_dim ||
+        spec->dtype != job->format.dtype)
+        return kvc__fail(
+            KVC_E_SHAPE,
+            "layer: batch %lld, kv_heads %lld, key_dim %lld, value_dim %lld, %s given; "
+            "the plan is for %lld, %lld, %lld, %lld, %s",
+            (long long)layer->batch, (long long)spec->kv_heads, (long long)spec->key_dim,
+            (long long)spec->value_dim, kvc_dtype_name(spec->dtype), (long long)job->batch,
+            (long long)job->kv_heads, (long long)job->key_dim, (long long)job->value_dim,
+            kvc_dtype_name(job->format.dtype));
+    if (spec->kv_bits == job->format.bits && spec->kv_group == job->format.group) return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE, "layer: kv_bits %d, kv_group %d given; the plan is for %d, %d",
+                     spec->kv_bits, spec->kv_group, job->format.bits, job->format.group);
 }
 
 kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
                                     const kvc__layer_view *layer) {
     KVC_TRY(begin_job(job, plan, layer->length));
     KVC_TRY(check_device(layer->device, "cache"));
-    if (layer->batch != job->batch || layer->kv_heads != job->kv_heads ||
-        layer->key_dim != job->key_dim || layer->value_dim != job->value_dim ||
-        layer->dtype != plan->desc.kv_dtype)
+    KVC_TRY(check_layer(job, layer));
+    job->map = layer->map;
+    job->lengths = layer->lengths;
+    job->k = rows_of(layer, KVC__KEYS);
+    job->v = rows_of(layer, KVC__VALUES);
+    if (!job->format.bits) return KVC_OK;
+    job->k_scaling = (kvc__scaling){rows_of(layer, KVC__SCALES), rows_of(layer, KVC__SCALES + 1)};
+    job->v_scaling =
+        (kvc__scaling){rows_of(layer, KVC__SCALES + 2), rows_of(layer, KVC__SCALES + 3)};
+    return KVC_OK;
+}
+
+/* Tells whether a ring holds positions. */
+static bool holds(const kvc__ring *ring, kvc__range positions) {
+    return positions.begin >= positions.end || positions.end <= ring->keep ||
+           positions.begin >= ring->first || ring->first <= ring->keep;
+}
+
+kvc_status kvc__attention_check_held(const kvc__job *job) {
+    for (int64_t b = 0; job->map.rings && b < job->batch; b++) {
+        const kvc__ring *ring = &job->map.rings[b];
+        const kvc__range seen = kvc__reach(job, b, 0, job->queries - 1);
+        const kvc__range last = kvc__seen(job, b, job->queries - 1);
+        if (holds(ring, seen) && holds(ring, (kvc__range){0, kvc__kept_besides(job, last)}))
+            continue;
         return kvc__fail(
-            KVC_E_SHAPE,
-            "layer: batch %lld, kv_heads %lld, key_dim %lld, value_dim %lld, %s given; "
-            "the plan is for %lld, %lld, %lld, %lld, %s",
-            (long long)layer->batch, (long long)layer->kv_heads, (long long)layer->key_dim,
-            (long long)layer->value_dim, kvc_dtype_name(layer->dtype), (long long)job->batch,
-            (long long)job->kv_heads, (long long)job->key_dim, (long long)job->value_dim,
-            kvc_dtype_name(plan->desc.kv_dtype));
-    job->k = rows_of(layer, layer->k, layer->key_dim);
-    job->v = rows_of(layer, layer->v, layer->value_dim);
+            KVC_E_RANGE,
+            "plan: %lld queries of sequence %lld want positions from %lld on and the first %lld, "
+            "by "
+            "desc.window %lld and desc.keep %lld (0: no limit); the layer holds those from %lld on "
+            "and the first %lld",
+            (long long)job->queries, (long long)b, (long long)seen.begin,
+            (long long)kvc__kept_besides(job, last),
+            job->window == INT64_MAX ? 0LL : (long long)job->window, (long long)job->keep,
+            (long long)ring->first, (long long)ring->keep);
+    }
     return KVC_OK;
 }
 
@@ -210,7 +255,7 @@ static kvc_status run(kvc_attention *plan, const kvc__job *job) {
     uint64_t positions = 0;
     for (int64_t b = 0; b < job->batch; b++) {
         const kvc__range seen = kvc__reach(job, b, 0, job->queries - 1);
-        positions += (uint64_t)(seen.end - seen.begin);
+        positions += (uint64_t)(seen.end - seen.begin + kvc__kept_besides(job, seen));
     }
     const uint64_t kv_bytes = (uint64_t)job->kv_heads * positions * row_bytes;
     const uint64_t start = kvc__span_begin();
@@ -226,12 +271,18 @@ kvc_status kvc_attention_run(kvc_attention *plan, const kvc_cache *cache, int64_
                              const kvc_array *q, kvc_array *out,
                              const kvc_attention_extras *extras) {
     kvc__layer_view view;
-    kvc__job job;
     KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
-    KVC_TRY(kvc__attention_check_plain(plan));
-    KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
+    return kvc__attention_run_layer(plan, &view, q, out, extras);
+}
+
+kvc_status kvc__attention_run_layer(kvc_attention *plan, const kvc__layer_view *layer,
+                                    const kvc_array *q, kvc_array *out,
+                                    const kvc_attention_extras *extras) {
+    kvc__job job;
+    KVC_TRY(kvc__attention_layer_job(&job, plan, layer));
     KVC_TRY(add_io(&job, plan, q, out));
     KVC_TRY(kvc__attention_add_extras(&job, extras));
+    KVC_TRY(kvc__attention_check_held(&job));
     return run(plan, &job);
 }
 
@@ -264,4 +315,55 @@ kvc_status kvc_attention_run_quantized(kvc_attention *plan, const kvc_quantized 
     KVC_TRY(add_io(&job, plan, q, out));
     KVC_TRY(kvc__attention_add_extras(&job, extras));
     return run(plan, &job);
+}
+
+/* Takes in what a caller says of its sequences, and verifies every block that is reached. */
+static kvc_status add_tables(kvc__layer_view *view, const kvc_blocks *blocks, const int32_t *tables,
+                             int64_t table_stride, const int64_t *lengths) {
+    const int64_t positions = view->map.block_positions;
+    if (table_stride < 0)
+        return kvc__fail(KVC_E_INVALID, "table_stride: %lld given, at least 0 wanted",
+                         (long long)table_stride);
+    if (!tables || !lengths)
+        return kvc__fail(KVC_E_INVALID, "%s: NULL given, those of each sequence wanted",
+                         tables ? "lengths" : "tables");
+    for (int64_t b = 0; b < view->batch; b++) {
+        const int64_t count = lengths[b] / positions + (lengths[b] % positions != 0);
+        if (lengths[b] < 0 || count > table_stride)
+            return kvc__fail(
+                KVC_E_RANGE,
+                "lengths[%lld]: %lld given, 0 to the positions of %lld blocks of %lld, "
+                "which table_stride has room for, wanted",
+                (long long)b, (long long)lengths[b], (long long)table_stride, (long long)positions);
+        const int32_t *ids = tables + b * table_stride;
+        const int64_t missing = kvc__blocks_first_missing(blocks, ids, count);
+        if (missing < count)
+            return kvc__fail(KVC_E_INVALID,
+                             "tables[%lld][%lld]: %d given, the id of a block in memory wanted, as "
+                             "lengths[%lld] is %lld",
+                             (long long)b, (long long)missing, ids[missing], (long long)b,
+                             (long long)lengths[b]);
+        if (lengths[b] > view->length) view->length = lengths[b];
+    }
+    view->map.tables = tables;
+    view->map.table_stride = table_stride;
+    view->lengths = lengths;
+    return KVC_OK;
+}
+
+kvc_status kvc_attention_run_blocks(kvc_attention *plan, const kvc_blocks *blocks, int64_t layer,
+                                    const int32_t *tables, int64_t table_stride,
+                                    const int64_t *lengths, const kvc_array *q, kvc_array *out,
+                                    const kvc_attention_extras *extras) {
+    kvc__layer_view view;
+    kvc_attention_extras given = {0};
+    if (!plan) return kvc__fail(KVC_E_INVALID, "plan: NULL given");
+    KVC_TRY(kvc__blocks_layer_view(&view, blocks, layer));
+    if (extras) KVC_TRY(kvc__struct_in(&given, sizeof given, extras, "kvc_attention_extras"));
+    if (given.lengths)
+        return kvc__fail(KVC_E_INVALID, "extras.lengths: given beside lengths, which tells all of "
+                                        "them; NULL wanted");
+    view.batch = plan->desc.batch;
+    KVC_TRY(add_tables(&view, blocks, tables, table_stride, lengths));
+    return kvc__attention_run_layer(plan, &view, q, out, extras);
 }

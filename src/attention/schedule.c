@@ -131,5 +131,6 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
     const int64_t range = divide_up(even, KVC__BLOCK) * KVC__BLOCK;
     part.begin = kvc__smaller(seen.end, seen.begin + split * range);
     part.end = kvc__smaller(seen.end, part.begin + range);
+    part.kept = split == 0 ? kvc__kept_besides(job, seen) : 0; /* once, as sinks */
     return part;
 }

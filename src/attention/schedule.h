@@ -36,6 +36,7 @@ typedef struct kvc__part {
     int64_t sequence, kv_head;
     int64_t row, rows;  /**< the first row, and how many */
     int64_t begin, end; /**< positions */
+    int64_t kept;       /**< and before them [0, kept), which all rows see; 0: none */
     int64_t split;      /**< which range of positions */
     int64_t splits;     /**< of how many; 1: the part is all there is, and has no slot */
     int64_t slot;       /**< its own */

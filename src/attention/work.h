@@ -14,14 +14,14 @@ typedef struct kvc__work {
     const kvc__job *job;
     const kvc__ops *ops;
     kvc__part part;
-    kvc__range common;                   /**< positions that every row sees, if any */
-    const char *first_key, *first_value; /**< of the sequence and head */
+    kvc__range common; /**< positions that every row sees, if any, but for those kept besides */
     int64_t key_step_bytes, value_step_bytes;
     int64_t panel;                  /**< rows side by side in q and sums: of a panel; 1: tiles */
     int64_t most;                   /**< rows that there is room for, in whole panels */
     int64_t key_width, value_width; /**< dims rounded up to whole units, the rest zeros */
     bool adjusts;                   /**< scores are not taken as they are */
     bool direct;                    /**< tiles read K and V where they lie; else a copy in f32 */
+    bool cuts;                      /**< blocks end where rows or kept positions do */
     int64_t block;                  /**< positions taken in together, KVC__BLOCK at most */
     float *scores;                  /**< of a block, for a tile or panel */
     float *q;                       /**< [most / panel][key_width][panel], scaled */
@@ -43,10 +43,27 @@ static inline int64_t kvc__work_query(const kvc__work *w, int64_t row) {
     return (w->part.row + row) / w->job->group;
 }
 
+/** Returns the address of a row of the part's sequence and head: kvc__kv_at. */
+static inline const char *kvc__work_at(const kvc__work *w, const kvc__rows *rows, int64_t position,
+                                       int64_t *run) {
+    return kvc__kv_at(w->job, rows, w->part.sequence, w->part.kv_head, position, run);
+}
+
+/** Returns how many of `count` positions make one block: none lies on both sides of `keep`, and
+ * where tiles read rows as they lie, these follow each other. At least 1, where count is. */
+static inline int64_t kvc__work_together(const kvc__work *w, int64_t start, int64_t count) {
+    int64_t run = count;
+    if (!w->cuts) return count;
+    if (w->direct) (void)kvc__work_at(w, &w->job->k, start, &run);
+    if (start < w->job->keep) run = kvc__smaller(run, w->job->keep - start);
+    return kvc__smaller(run, count);
+}
+
 /** Returns what a row sees of a block, but for masks. */
 static inline kvc__range kvc__work_seen(const kvc__work *w, int64_t row, int64_t start,
                                         int64_t count) {
-    const kvc__range all = kvc__seen(w->job, w->part.sequence, kvc__work_query(w, row));
+    kvc__range all = kvc__seen(w->job, w->part.sequence, kvc__work_query(w, row));
+    if (start < w->job->keep && all.begin > 0) all = (kvc__range){0, w->job->keep};
     const int64_t begin = all.begin - start, end = all.end - start;
     const int64_t own_end = end < 0 ? 0 : end < count ? end : count;
     return (kvc__range){begin < 0 ? 0 : begin < own_end ? begin : own_end, own_end};
@@ -63,7 +80,8 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
                        w->job->scale};
 }
 
-/** Return positions of keys and values as tiles and panels read them: where they lie, or copied. */
+/** Return positions of keys and values as tiles and panels read them: where they lie, or copied.
+ * All are of one block: kvc__work_together. */
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count);
 kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
 
@@ -82,6 +100,26 @@ void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t s
  * @param kept  [rows], what they see */
 void kvc__work_keep(const kvc__work *w, int64_t first, int64_t rows, int64_t start, int64_t count,
                     uint64_t *kept);
+
+/** How many lanes a part's positions are taken in by turns: each has a stream of keys and one of
+ * values. */
+#define KVC__LANES (KVC__STREAMS / 2)
+
+/** Begins to ask for the rows of lanes.
+ * @param w      the part, direct or not; has positions; outlives what is returned
+ * @param start  [KVC__LANES], the first position of each */
+kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start);
+
+/** Asks for what is owed, finding rows where a stream has come to the end of its own; and lets
+ * kvc__ask owe what it is asked for next, where it would come to such an end. */
+void kvc__ahead_turn(kvc__ahead *a, int64_t elements);
+
+/** Has to be called before as many elements are computed with. Rows that lie one after another have
+ * no end: it then is a subtraction for a block, and nothing in the loops. */
+static inline void kvc__ahead_go_on(kvc__ahead *a, int64_t elements) {
+    a->safe -= elements;
+    if (a->safe < 0) kvc__ahead_turn(a, elements);
+}
 
 /** Has panels take in the positions of a part. */
 void kvc__prefill(const kvc__work *w);

@@ -9,18 +9,13 @@
 
 enum { SLAB_BYTES = 2 << 20 }; /* a huge page: what one step may have to wait for */
 
+/* A block keeps every position of every layer. */
 static kvc_status check_spec(const kvc_layer_spec *spec, int64_t index) {
-    if (spec->kv_heads <= 0 || spec->key_dim <= 0 || spec->value_dim <= 0)
-        return kvc__fail(
-            KVC_E_INVALID,
-            "desc.specs[%lld]: kv_heads %lld, key_dim %lld, value_dim %lld given, more "
-            "than 0 wanted",
-            (long long)index, (long long)spec->kv_heads, (long long)spec->key_dim,
-            (long long)spec->value_dim);
-    if (spec->dtype != KVC_F32 && spec->dtype != KVC_F16 && spec->dtype != KVC_BF16)
-        return kvc__fail(KVC_E_INVALID, "desc.specs[%lld].dtype: %s given, f32, f16 or bf16 wanted",
-                         (long long)index, kvc_dtype_name(spec->dtype));
-    return KVC_OK;
+    if (!spec->window) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "desc.specs[%lld].window: %lld given; blocks keep all positions, 0 wanted "
+                     "(kvc_attention_desc.window limits what queries see)",
+                     (long long)index, (long long)spec->window);
 }
 
 /* Brings a description into its full form: defaults filled, every field but the specs checked. */
@@ -48,32 +43,39 @@ static kvc_status complete(kvc_blocks_desc *desc, const kvc_device *device) {
 }
 
 /* Places [kv_heads][positions][dim] behind what *end_bytes holds so far. */
-static bool place(size_t *offset, size_t *end_bytes, const kvc_blocks *blocks,
-                  const kvc_layer_spec *spec, int64_t dim) {
+static bool place(size_t *offset, size_t *end_bytes, const kvc_blocks *blocks, int64_t kv_heads,
+                  const kvc__row_format *row) {
     size_t bytes;
     *offset = *end_bytes;
-    return kvc__mul(&bytes, (size_t)spec->kv_heads, (size_t)dim) &&
+    return kvc__mul(&bytes, (size_t)kv_heads, row->bytes) &&
            kvc__mul(&bytes, bytes, (size_t)blocks->desc.positions) &&
-           kvc__mul(&bytes, bytes, kvc_dtype_size_bytes(spec->dtype)) &&
            kvc__add(&bytes, bytes, *offset) &&
            kvc__round_up(end_bytes, bytes, KVC_ALIGNMENT_BYTES) && *end_bytes <= PTRDIFF_MAX;
+}
+
+static kvc_status place_layer(kvc_blocks *blocks, int64_t index) {
+    const kvc_layer_spec *spec = &blocks->specs[index];
+    kvc__block_layer *layer = &blocks->layers[index];
+    KVC_TRY(kvc__spec_rows(layer->rows, &layer->planes_used, spec));
+    for (int p = 0; p < layer->planes_used; p++)
+        if (!place(&layer->offset_bytes[p], &blocks->block_bytes, blocks, spec->kv_heads,
+                   &layer->rows[p]))
+            return kvc__fail(KVC_E_RANGE,
+                             "desc: a block of %lld positions, with layer %lld of kv_heads %lld, "
+                             "dims %lld and %lld, has more bytes than a size can hold",
+                             (long long)blocks->desc.positions, (long long)index,
+                             (long long)spec->kv_heads, (long long)spec->key_dim,
+                             (long long)spec->value_dim);
+    return KVC_OK;
 }
 
 static kvc_status place_layers(kvc_blocks *blocks) {
     const kvc_blocks_desc *desc = &blocks->desc;
     for (int64_t i = 0; i < desc->layers; i++) {
-        kvc_layer_spec *spec = &blocks->specs[i];
-        kvc__block_layer *layer = &blocks->layers[i];
-        *spec = desc->specs[desc->spec_count == 1 ? 0 : i];
-        if (spec->value_dim == 0) spec->value_dim = spec->key_dim;
-        KVC_TRY(check_spec(spec, i));
-        if (!place(&layer->k_offset_bytes, &blocks->block_bytes, blocks, spec, spec->key_dim) ||
-            !place(&layer->v_offset_bytes, &blocks->block_bytes, blocks, spec, spec->value_dim))
-            return kvc__fail(KVC_E_RANGE,
-                             "desc: a block of %lld positions, with layer %lld of kv_heads %lld, "
-                             "dims %lld and %lld, has more bytes than a size can hold",
-                             (long long)desc->positions, (long long)i, (long long)spec->kv_heads,
-                             (long long)spec->key_dim, (long long)spec->value_dim);
+        blocks->specs[i] = desc->specs[desc->spec_count == 1 ? 0 : i];
+        KVC_TRY(kvc__spec_complete(&blocks->specs[i], i));
+        KVC_TRY(check_spec(&blocks->specs[i], i));
+        KVC_TRY(place_layer(blocks, i));
     }
     return KVC_OK;
 }
@@ -145,6 +147,12 @@ static void destroy(kvc_blocks *blocks) {
     kvc__free(blocks, 1, sizeof *blocks);
 }
 
+void kvc__blocks_hold(kvc_blocks *blocks) {
+    kvc__blocks_lock(blocks);
+    blocks->holds++;
+    kvc__blocks_unlock(blocks);
+}
+
 void kvc__blocks_drop_hold(kvc_blocks *blocks) {
     kvc__blocks_lock(blocks);
     const bool last = --blocks->holds == 0;
@@ -161,7 +169,7 @@ kvc_status kvc__blocks_given(const kvc_blocks *blocks) {
     return kvc__fail(KVC_E_INVALID, "blocks: NULL given, a pool of blocks wanted");
 }
 
-static kvc_status find_layer(const kvc_blocks *blocks, int64_t layer) {
+kvc_status kvc__blocks_layer(const kvc_blocks *blocks, int64_t layer) {
     KVC_TRY(kvc__blocks_given(blocks));
     if (layer < 0 || layer >= blocks->desc.layers)
         return kvc__fail(KVC_E_INVALID, "layer: %lld given, 0 to %lld wanted", (long long)layer,
@@ -170,22 +178,25 @@ static kvc_status find_layer(const kvc_blocks *blocks, int64_t layer) {
 }
 
 kvc_status kvc_blocks_layout_get(const kvc_blocks *blocks, int64_t index, kvc_blocks_layout *out) {
-    KVC_TRY(find_layer(blocks, index));
-    const kvc_layer_spec *spec = &blocks->specs[index];
+    KVC_TRY(kvc__blocks_layer(blocks, index));
     const kvc__block_layer *layer = &blocks->layers[index];
     const size_t positions = (size_t)blocks->desc.positions;
-    const size_t element_bytes = kvc_dtype_size_bytes(spec->dtype);
-    const kvc_blocks_layout layout = {
-        .slabs = blocks->bases,
-        .slab_shift = blocks->slab_shift,
-        .positions = blocks->desc.positions,
-        .block_bytes = blocks->block_bytes,
-        .k_offset_bytes = layer->k_offset_bytes,
-        .v_offset_bytes = layer->v_offset_bytes,
-        .k_head_bytes = positions * (size_t)spec->key_dim * element_bytes,
-        .v_head_bytes = positions * (size_t)spec->value_dim * element_bytes,
-        .k_row_bytes = (size_t)spec->key_dim * element_bytes,
-        .v_row_bytes = (size_t)spec->value_dim * element_bytes};
+    const kvc_blocks_layout layout = {.slabs = blocks->bases,
+                                      .slab_shift = blocks->slab_shift,
+                                      .positions = blocks->desc.positions,
+                                      .block_bytes = blocks->block_bytes,
+                                      .k_offset_bytes = layer->offset_bytes[KVC__KEYS],
+                                      .v_offset_bytes = layer->offset_bytes[KVC__VALUES],
+                                      .k_head_bytes = positions * layer->rows[KVC__KEYS].bytes,
+                                      .v_head_bytes = positions * layer->rows[KVC__VALUES].bytes,
+                                      .k_row_bytes = layer->rows[KVC__KEYS].bytes,
+                                      .v_row_bytes = layer->rows[KVC__VALUES].bytes,
+                                      .k_scales_offset_bytes = layer->offset_bytes[KVC__SCALES],
+                                      .k_biases_offset_bytes = layer->offset_bytes[KVC__SCALES + 1],
+                                      .v_scales_offset_bytes = layer->offset_bytes[KVC__SCALES + 2],
+                                      .v_biases_offset_bytes = layer->offset_bytes[KVC__SCALES + 3],
+                                      .k_scales_row_bytes = layer->rows[KVC__SCALES].bytes,
+                                      .v_scales_row_bytes = layer->rows[KVC__SCALES + 2].bytes};
     return kvc__struct_out(out, &layout, sizeof layout, "kvc_blocks_layout");
 }
 
@@ -210,34 +221,61 @@ static kvc_buffer *retain_buffer(kvc_blocks *blocks, int32_t id) {
     return buffer;
 }
 
-static kvc_status view_side(kvc_array *out, const kvc_blocks *blocks, const kvc_layer_spec *spec,
-                            int64_t dim, char *data) {
-    const int64_t shape[] = {spec->kv_heads, blocks->desc.positions, dim};
+/* Lends [kv_heads][B][dim] of a plane; the caller counts the reference. */
+static kvc_status view_plane(kvc_array *out, const kvc_blocks *blocks, int32_t id, int64_t layer,
+                             int plane, kvc_buffer *buffer) {
+    const kvc__block_layer *at = &blocks->layers[layer];
+    const int64_t shape[] = {blocks->specs[layer].kv_heads, blocks->desc.positions,
+                             at->rows[plane].dim};
     size_t bytes;
-    KVC_TRY(kvc__array_layout(out, &bytes, spec->dtype, 3, shape));
-    out->data = data;
+    KVC_TRY(kvc__array_layout(out, &bytes, at->rows[plane].dtype, 3, shape));
+    out->data = memory_of(blocks, id) + at->offset_bytes[plane];
+    out->buffer = kvc_buffer_retain(buffer);
     return KVC_OK;
+}
+
+static kvc_status check_packed(const kvc_blocks *blocks, int64_t layer, bool packed) {
+    KVC_TRY(kvc__blocks_layer(blocks, layer));
+    if ((blocks->specs[layer].kv_bits > 0) == packed) return KVC_OK;
+    return kvc__fail(KVC_E_UNSUPPORTED, "layer %lld: its rows are %s; %s wanted", (long long)layer,
+                     packed ? "not packed" : "packed",
+                     packed ? "kvc_blocks_view" : "kvc_blocks_view_quantized");
+}
+
+/* Lends planes of a block: all of them, or none. */
+static kvc_status view_planes(kvc_array *const *out, kvc_blocks *blocks, int32_t id, int64_t layer,
+                              int planes) {
+    kvc_buffer *buffer = retain_buffer(blocks, id);
+    if (!buffer)
+        return kvc__fail(KVC_E_INVALID, "id: %d given, a block that the caller holds wanted", id);
+    kvc_status status = KVC_OK;
+    for (int p = 0; status == KVC_OK && p < planes; p++)
+        status = view_plane(out[p], blocks, id, layer, p, buffer);
+    for (int p = 0; status != KVC_OK && p < planes; p++) kvc_array_release(out[p]);
+    kvc_buffer_release(buffer);
+    return status;
 }
 
 kvc_status kvc_blocks_view(kvc_blocks *blocks, int32_t id, int64_t layer, kvc_array *k,
                            kvc_array *v) {
     if (!k || !v) return kvc__fail(KVC_E_INVALID, "%s: NULL given", k ? "v" : "k");
     *k = *v = (kvc_array){0};
-    KVC_TRY(find_layer(blocks, layer));
-    const kvc_layer_spec *spec = &blocks->specs[layer];
-    kvc_buffer *buffer = retain_buffer(blocks, id);
-    if (!buffer)
-        return kvc__fail(KVC_E_INVALID, "id: %d given, a block that the caller holds wanted", id);
-    kvc_array keys, values;
-    char *block = memory_of(blocks, id);
-    KVC_TRY(view_side(&keys, blocks, spec, spec->key_dim,
-                      block + blocks->layers[layer].k_offset_bytes));
-    KVC_TRY(view_side(&values, blocks, spec, spec->value_dim,
-                      block + blocks->layers[layer].v_offset_bytes));
-    keys.buffer = buffer;
-    values.buffer = kvc_buffer_retain(buffer);
-    *k = keys;
-    *v = values;
+    KVC_TRY(check_packed(blocks, layer, false));
+    kvc_array *const planes[] = {k, v};
+    return view_planes(planes, blocks, id, layer, 2);
+}
+
+kvc_status kvc_blocks_view_quantized(kvc_blocks *blocks, int32_t id, int64_t layer,
+                                     kvc_quantized *k, kvc_quantized *v) {
+    if (!k || !v) return kvc__fail(KVC_E_INVALID, "%s: NULL given", k ? "v" : "k");
+    *k = *v = (kvc_quantized){0};
+    KVC_TRY(check_packed(blocks, layer, true));
+    kvc_array *const planes[KVC__PLANES] = {&k->words,  &v->words,  &k->scales,
+                                            &k->biases, &v->scales, &v->biases};
+    KVC_TRY(view_planes(planes, blocks, id, layer, KVC__PLANES));
+    k->struct_size = v->struct_size = sizeof(kvc_quantized);
+    k->bits = v->bits = blocks->specs[layer].kv_bits;
+    k->group = v->group = blocks->specs[layer].kv_group;
     return KVC_OK;
 }
 

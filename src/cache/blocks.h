@@ -9,6 +9,9 @@
 
 #include <kvcache/blocks.h>
 
+#include "cache/map.h"
+#include "cache/spec.h"
+
 /** A block as the pool sees it. */
 typedef struct kvc__block {
     uint32_t references; /* 0: free */
@@ -37,9 +40,11 @@ typedef struct kvc__blocks_tree {
     int64_t idle_blocks;                    /* that evict would give, one by one */
 } kvc__blocks_tree;
 
-/** Where a layer lies in a block. */
+/** Where the planes of a layer lie in a block: each is [kv_heads][B][dim]. */
 typedef struct kvc__block_layer {
-    size_t k_offset_bytes, v_offset_bytes;
+    int planes_used;
+    kvc__row_format rows[KVC__PLANES];
+    size_t offset_bytes[KVC__PLANES];
 } kvc__block_layer;
 
 struct kvc_blocks {
@@ -54,7 +59,7 @@ struct kvc_blocks {
     pthread_mutex_t lock;   /* over all below, and over the tree */
     pthread_cond_t arrival; /* a slab's memory has come, or has not */
     int64_t coming;         /* slabs that threads get memory for, in no list meanwhile */
-    size_t holds;           /* owner and tree: the last one ends it */
+    size_t holds;           /* owner, tree and caches: the last one ends it */
     kvc__slab **slabs;      /* [most_slabs], the first `made` are there */
     void **bases;           /* [most_slabs] their memory, for kernels */
     int64_t made;
@@ -68,10 +73,20 @@ struct kvc_blocks {
  * @errors KVC_E_INVALID it is NULL */
 kvc_status kvc__blocks_given(const kvc_blocks *blocks);
 
+/** Verifies that there is such a layer.
+ * @errors KVC_E_INVALID blocks is NULL, layer */
+kvc_status kvc__blocks_layer(const kvc_blocks *blocks, int64_t layer);
+
+/** Tells where blocks lie, without a table. */
+kvc__map kvc__blocks_map(const kvc_blocks *blocks);
+
 void kvc__blocks_lock(kvc_blocks *blocks);
 
 /** Gives back to the buffer pool what is empty beyond one slab, and unlocks. */
 void kvc__blocks_unlock(kvc_blocks *blocks);
+
+/** Keeps the pool alive until kvc__blocks_drop_hold. */
+void kvc__blocks_hold(kvc_blocks *blocks);
 
 /** Ends one hold, the lock not held. The last one ends the pool. */
 void kvc__blocks_drop_hold(kvc_blocks *blocks);

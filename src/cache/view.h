@@ -3,15 +3,24 @@
 #ifndef KVC_CACHE_VIEW_H
 #define KVC_CACHE_VIEW_H
 
+#include <kvcache/blocks.h>
 #include <kvcache/cache.h>
 
-/** One layer's keys [batch][kv_heads][capacity][key_dim] and values, the latter likewise with
- * value_dim. Positions [0, length) are live. Valid until the cache changes. */
+#include "cache/map.h"
+#include "cache/spec.h"
+
+/** One layer: planes of [batch][kv_heads][capacity][dim], or of [kv_heads][capacity][dim] in each
+ * block. Valid until the cache changes. */
 typedef struct kvc__layer_view {
-    const void *k, *v; /* NULL while capacity is 0 */
-    kvc_dtype dtype;
-    int64_t batch, kv_heads, key_dim, value_dim;
-    int64_t length, capacity;
+    kvc_layer_spec spec;
+    const void *planes[KVC__PLANES];  /* NULL while capacity is 0, in blocks, and of no use */
+    size_t offset_bytes[KVC__PLANES]; /* of planes from the start of a block */
+    kvc__row_format rows[KVC__PLANES];
+    int64_t batch;
+    int64_t length;         /* of the longest sequence */
+    const int64_t *lengths; /* [batch]; NULL: all are that */
+    int64_t capacity;
+    kvc__map map; /* where positions lie */
     int64_t chunk, max_positions;
     kvc_growth growth;
     size_t k_buffer_bytes, v_buffer_bytes; /* whole buffers: may be a little more than needed */
@@ -21,5 +30,14 @@ typedef struct kvc__layer_view {
 /** Describes the layer of an index. O(1).
  * @errors KVC_E_INVALID cache is NULL, no such layer */
 kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, int64_t index);
+
+/** Describes a layer of a pool of blocks, without a sequence: batch, lengths and the tables of its
+ * map are left to the caller. O(1); takes no lock.
+ * @errors KVC_E_INVALID blocks is NULL, no such layer */
+kvc_status kvc__blocks_layer_view(kvc__layer_view *out, const kvc_blocks *blocks, int64_t index);
+
+/** Returns the place of the first of n ids that names no block in memory, n where all do. O(n);
+ * takes no lock: the answer is true for as long as someone holds those blocks. */
+int64_t kvc__blocks_first_missing(const kvc_blocks *blocks, const int32_t *ids, int64_t n);
 
 #endif

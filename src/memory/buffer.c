@@ -2,6 +2,7 @@
 #include "base/assert.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "memory/pool.h"
 
 static kvc_status run_allocate(const kvc_device *device, void **memory, size_t bytes) {
@@ -153,6 +154,37 @@ kvc_status kvc_buffer_commit(kvc_buffer *b, size_t offset, size_t bytes) {
         first = past - 1;
     }
     return KVC_OK;
+}
+
+/* Gives back the units [first, end), all of which are committed. */
+static void decommit_run(kvc_buffer *b, size_t first, size_t end) {
+    const kvc_device *device = b->pool->device;
+    const size_t unit_bytes = b->pool->commit_unit_bytes;
+    const size_t from = first * unit_bytes;
+    const size_t to = end * unit_bytes < b->capacity_bytes ? end * unit_bytes : b->capacity_bytes;
+    const uint64_t start_ns = kvc__now_ns();
+    device->decommit(device->context, (char *)b->data + from, to - from);
+    kvc__pool_count_driver(b->pool, kvc__now_ns() - start_ns, false);
+    kvc__pool_uncharge(b->pool, to - from);
+    for (size_t unit = first; unit < end; unit++)
+        b->committed[unit / 64] &= ~((uint64_t)1 << (unit % 64));
+    b->resident_bytes -= to - from;
+}
+
+void kvc_buffer_decommit(kvc_buffer *b, size_t offset, size_t bytes) {
+    if (!b || !b->committed || !b->pool->device->decommit) return;
+    if (offset > b->capacity_bytes || bytes > b->capacity_bytes - offset) return;
+    const size_t unit_bytes = b->pool->commit_unit_bytes, past = offset + bytes;
+    /* The last unit may be short, and ends with the buffer. */
+    const size_t end =
+        past == b->capacity_bytes ? (past + unit_bytes - 1) / unit_bytes : past / unit_bytes;
+    for (size_t first = (offset + unit_bytes - 1) / unit_bytes; first < end; first++) {
+        if (!is_committed(b, first)) continue;
+        size_t run = first + 1;
+        while (run < end && is_committed(b, run)) run++;
+        decommit_run(b, first, run);
+        first = run - 1;
+    }
 }
 
 bool kvc__buffer_is_committed(const kvc_buffer *b, size_t offset, size_t bytes) {

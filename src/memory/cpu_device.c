@@ -59,6 +59,11 @@ static kvc_status cpu_commit(void *context, void *memory, size_t bytes) {
     return kvc__vm_commit(memory, bytes);
 }
 
+static void cpu_decommit(void *context, void *memory, size_t bytes) {
+    (void)context;
+    kvc__vm_decommit(memory, bytes);
+}
+
 static void cpu_release(void *context, void *memory, size_t bytes) {
     (void)context;
     kvc__vm_unmap(memory, bytes);
@@ -76,6 +81,7 @@ static kvc_device cpu = {
     .reserve = cpu_reserve,
     .commit = cpu_commit,
     .release = cpu_release,
+    .decommit = cpu_decommit,
 };
 
 static void ask_system(void) {

@@ -19,8 +19,8 @@ static void note_peaks(kvc_pool *pool) {
     s->peak_total_bytes = largest(s->peak_total_bytes, s->active_bytes + s->cached_bytes);
 }
 
-/* Counts a call on the device. What was charged for one that took memory is there only now. */
-static void count_driver(kvc_pool *pool, uint64_t ns, bool took) {
+/* What was charged for a call that took memory is there only now. */
+void kvc__pool_count_driver(kvc_pool *pool, uint64_t ns, bool took) {
     (void)pthread_mutex_lock(&pool->lock);
     pool->stats.driver_calls++;
     pool->stats.driver_ns += ns;
@@ -56,7 +56,7 @@ static void free_buffer(kvc_pool *pool, kvc_buffer *b) {
         const uint64_t start_ns = kvc__now_ns();
         (reserved ? device->release : device->deallocate)(device->context, b->data,
                                                           b->capacity_bytes);
-        count_driver(pool, kvc__now_ns() - start_ns, false);
+        kvc__pool_count_driver(pool, kvc__now_ns() - start_ns, false);
         if (kvc__span_begin())
             kvc__span_end(start_ns, KVC_SPAN_RELEASE, "release", b->resident_bytes);
     }
@@ -154,7 +154,7 @@ static kvc_status drive_once(kvc_pool *pool, const kvc__driver_call *call, void 
                              size_t bytes) {
     const uint64_t start_ns = kvc__now_ns();
     const kvc_status status = call->run(pool->device, memory, bytes);
-    count_driver(pool, kvc__now_ns() - start_ns, status == KVC_OK);
+    kvc__pool_count_driver(pool, kvc__now_ns() - start_ns, status == KVC_OK);
     if (kvc__span_begin()) kvc__span_end(start_ns, call->kind, call->name, bytes);
     return status;
 }

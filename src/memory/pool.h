@@ -72,6 +72,9 @@ typedef struct kvc__driver_call {
 kvc_status kvc__pool_drive(kvc_pool *pool, const kvc__driver_call *call, void **memory,
                            size_t bytes);
 
+/** Counts a call on the device that ended, and notes the peaks where it took memory. */
+void kvc__pool_count_driver(kvc_pool *pool, uint64_t ns, bool took);
+
 /** Keeps the pool alive until kvc__pool_drop_hold. */
 void kvc__pool_hold(kvc_pool *pool);
 

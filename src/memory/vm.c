@@ -94,6 +94,10 @@ kvc_status kvc__vm_commit(void *memory, size_t bytes) {
     return populate(memory, bytes);
 }
 
+void kvc__vm_decommit(void *memory, size_t bytes) {
+    (void)madvise(memory, bytes, MADV_DONTNEED); /* fails for no range that is mapped */
+}
+
 void kvc__vm_unmap(void *memory, size_t bytes) {
     size_t rounded;
     if (kvc__round_up(&rounded, bytes, kvc__vm_page_bytes())) (void)munmap(memory, rounded);

@@ -30,6 +30,9 @@ kvc_status kvc__vm_reserve(void **out, size_t bytes);
  * @errors KVC_E_NOMEM */
 kvc_status kvc__vm_commit(void *memory, size_t bytes);
 
+/** Gives back the memory of whole pages of a reserved range, and keeps its address space. */
+void kvc__vm_decommit(void *memory, size_t bytes);
+
 /** Gives back what map or reserve gave, rounded up to pages. */
 void kvc__vm_unmap(void *memory, size_t bytes);
 

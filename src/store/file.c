@@ -29,18 +29,18 @@ static const kvc__file_calls system_calls = {
     .munmap = munmap,
     .getrandom = getrandom,
 };
-static const kvc__file_calls *calls = &system_calls;
+static const kvc__file_calls *in_use = &system_calls;
 
 const kvc__file_calls *kvc__file_calls_system(void) {
     return &system_calls;
 }
 
-void kvc__file_calls_use(const kvc__file_calls *other) {
-    calls = other;
+void kvc__file_calls_use(const kvc__file_calls *calls) {
+    in_use = calls;
 }
 
 const kvc__file_calls *kvc__file_calls_get(void) {
-    return calls;
+    return in_use;
 }
 
 const char *kvc__shown(char out[KVC__SHOWN], const char *text) {
@@ -54,7 +54,9 @@ const char *kvc__shown(char out[KVC__SHOWN], const char *text) {
     }
     for (; *text; text++) {
         const unsigned char c = (unsigned char)*text;
-        out[at++] = c < 0x20 || c == 0x7f ? '?' : *text;
+        out[at] = *text;
+        if (c < 0x20 || c == 0x7f) out[at] = '?';
+        at++;
     }
     out[at] = '\0';
     return out;
@@ -70,7 +72,7 @@ kvc_status kvc__file_failed(const char *verb, const char *shown_name) {
 
 kvc_status kvc__file_open(kvc__file *f, const char *path, int flags, mode_t mode) {
     (void)kvc__shown(f->name, path);
-    do f->fd = calls->open(path, flags | O_CLOEXEC, mode);
+    do f->fd = in_use->open(path, flags | O_CLOEXEC, mode);
     while (f->fd < 0 && errno == EINTR);
     return f->fd < 0 ? kvc__file_failed("open", f->name) : KVC_OK;
 }
@@ -79,13 +81,13 @@ kvc_status kvc__file_close(kvc__file *f) {
     if (f->fd < 0) return KVC_OK;
     const int fd = f->fd;
     f->fd = -1; /* Linux has closed it whatever close returns, EINTR too */
-    return calls->close(fd) == 0 || errno == EINTR ? KVC_OK : kvc__file_failed("close", f->name);
+    return in_use->close(fd) == 0 || errno == EINTR ? KVC_OK : kvc__file_failed("close", f->name);
 }
 
 kvc_status kvc__file_read(const kvc__file *f, void *into, size_t bytes, uint64_t at) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n =
-            calls->pread(f->fd, (char *)into + done, bytes - done, (off_t)(at + done));
+            in_use->pread(f->fd, (char *)into + done, bytes - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return kvc__file_failed("read", f->name);
         if (n == 0)
@@ -99,7 +101,7 @@ kvc_status kvc__file_read(const kvc__file *f, void *into, size_t bytes, uint64_t
 kvc_status kvc__file_write(const kvc__file *f, const void *from, size_t bytes, uint64_t at) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n =
-            calls->pwrite(f->fd, (const char *)from + done, bytes - done, (off_t)(at + done));
+            in_use->pwrite(f->fd, (const char *)from + done, bytes - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = ENOSPC; /* nothing written and no reason told: no loop without end */
         if (n <= 0) return kvc__file_failed("write", f->name);

@@ -22,9 +22,9 @@ void kvc__rows_init(kvc__rows *rows, const kvc_array *array, char *buffer) {
     *rows = (kvc__rows){.array = array,
                         .outer = array->ndim,
                         .run_bytes = kvc_dtype_size_bytes(array->dtype),
-                        .runs_left = 1,
-                        .buffer = buffer};
+                        .runs_left = 1};
     int64_t elements = 1;
+    rows->buffer = buffer;
     while (rows->outer > 0 &&
            (array->shape[rows->outer - 1] == 1 || array->strides[rows->outer - 1] == elements))
         elements *= array->shape[--rows->outer];

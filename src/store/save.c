@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "store/alloc.h"
 #include "store/digest.h"
@@ -16,15 +15,24 @@
 /* The begin of the data, and with it that of what is a multiple of it, is a multiple of this. */
 enum { ALIGNMENT_BYTES = 64, LENGTH_BYTES = 8 };
 
+/* The most bytes of data: with any header, a file's size still fits an off_t. */
+#define MOST_BYTES (INT64_MAX - 2 * (int64_t)KVC__HEADER_LIMIT_BYTES)
+
+/* A tensor and where its data begins, counted from the begin of all data. */
+typedef struct placed {
+    const kvc__entry *entry;
+    uint64_t begin;
+} placed;
+
 /* A save in progress. */
 typedef struct save {
     const kvc_safetensors_writer *writer;
-    const kvc__entry **order; /* [writer->count], as their data lies in the file */
-    char *header;             /* the length, the JSON, spaces: all before the data */
-    size_t header_bytes;      /* a multiple of ALIGNMENT_BYTES */
-    size_t header_digits;     /* where in it the digits of its checksum lie, */
-    size_t tensor_digits;     /* and those of the first tensor */
-    char *buffer;             /* [KVC__PIECE_BYTES] */
+    placed *tensors;      /* [writer->count], as their data lies in the file */
+    char *header;         /* the length, the JSON, spaces: all before the data */
+    size_t header_bytes;  /* a multiple of ALIGNMENT_BYTES */
+    size_t header_digits; /* where in it the digits of its checksum lie, */
+    size_t tensor_digits; /* and those of the first tensor */
+    char *buffer;         /* [KVC__PIECE_BYTES] */
     kvc__replacement target;
 } save;
 
@@ -37,31 +45,38 @@ static size_t alignment_of(size_t bytes) {
 /* Those whose size has the larger power of two first: the format allows no gaps, and so each begins
  * at a multiple of its own. Else as they were added: entries lie in an array in that order. */
 static int by_alignment(const void *a, const void *b) {
-    const kvc__entry *const *s = a, *const *t = b;
-    const size_t x = alignment_of((*s)->bytes), y = alignment_of((*t)->bytes);
+    const kvc__entry *s = ((const placed *)a)->entry, *t = ((const placed *)b)->entry;
+    const size_t x = alignment_of(s->bytes), y = alignment_of(t->bytes);
     if (x != y) return x > y ? -1 : 1;
-    return (*s > *t) - (*s < *t);
+    return (s > t) - (s < t);
 }
 
-static kvc_status put_in_order(save *s) {
+static kvc_status place(save *s) {
     const kvc_safetensors_writer *w = s->writer;
-    KVC_TRY(kvc__store_calloc((void **)&s->order, w->count, sizeof *s->order, "the order"));
-    for (size_t i = 0; i < w->count; i++) s->order[i] = &w->entries[i];
-    qsort(s->order, w->count, sizeof *s->order, by_alignment);
+    uint64_t end = 0;
+    KVC_TRY(kvc__store_calloc((void **)&s->tensors, w->count, sizeof *s->tensors, "the order"));
+    for (size_t i = 0; i < w->count; i++) s->tensors[i].entry = &w->entries[i];
+    qsort(s->tensors, w->count, sizeof *s->tensors, by_alignment);
+    for (size_t i = 0; i < w->count; i++) {
+        s->tensors[i].begin = end;
+        if (__builtin_add_overflow(end, s->tensors[i].entry->bytes, &end) ||
+            end > (uint64_t)MOST_BYTES)
+            return kvc__fail(KVC_E_RANGE, "all tensors are more than a file can hold");
+    }
     return KVC_OK;
 }
 
-/* Describes a tensor whose data begins at *at, and goes on behind it. NULL for no memory. */
-static json_t *describe(const kvc__entry *e, uint64_t *at) {
+/* Describes a tensor. NULL for no memory. */
+static json_t *describe(const placed *p) {
+    const kvc__entry *e = p->entry;
+    const json_int_t begin = (json_int_t)p->begin, end = begin + (json_int_t)e->bytes;
     json_t *shape = json_array();
-    const uint64_t begin = *at;
     bool done = shape != NULL;
     for (int i = 0; done && i < e->ndim; i++)
         done = json_array_append_new(shape, json_integer(e->shape[i])) == 0;
-    *at += e->bytes;
     if (done)
         return json_pack("{s:s, s:o, s:[I, I]}", "dtype", e->dtype->name, "shape", shape,
-                         "data_offsets", (json_int_t)begin, (json_int_t)*at);
+                         "data_offsets", begin, end);
     json_decref(shape);
     return NULL;
 }
@@ -84,7 +99,6 @@ static bool add_digits(json_t *metadata, const char *prefix, const char *key, si
 static json_t *make_json(const save *s) {
     const kvc_safetensors_writer *w = s->writer;
     json_t *all = json_object(), *metadata = json_object();
-    uint64_t at = 0;
     bool done = all && metadata;
     if (done && w->prefix)
         done = add_digits(metadata, w->prefix, KVC__HEADER_KEY, 1) &&
@@ -93,7 +107,7 @@ static json_t *make_json(const save *s) {
     if (done && json_object_size(metadata))
         done = json_object_set(all, KVC__METADATA_KEY, metadata) == 0;
     for (size_t i = 0; done && i < w->count; i++)
-        done = json_object_set_new(all, s->order[i]->name, describe(s->order[i], &at)) == 0;
+        done = json_object_set_new(all, s->tensors[i].entry->name, describe(&s->tensors[i])) == 0;
     json_decref(metadata);
     if (done) return all;
     json_decref(all);
@@ -109,17 +123,6 @@ static void find_digits(save *s) {
                        strlen(KVC__TENSORS_KEY "\":\"");
 }
 
-static kvc_status check_sizes(const save *s, size_t json_bytes) {
-    size_t total = s->header_bytes;
-    if (json_bytes > KVC__HEADER_LIMIT_BYTES - ALIGNMENT_BYTES)
-        return kvc__fail(KVC_E_RANGE, "a header of %zu bytes, the format has at most %d",
-                         json_bytes, KVC__HEADER_LIMIT_BYTES);
-    for (size_t i = 0; i < s->writer->count; i++)
-        if (!kvc__add(&total, total, s->writer->entries[i].bytes) || total > INT64_MAX)
-            return kvc__fail(KVC_E_RANGE, "all tensors are more than a file can hold");
-    return KVC_OK;
-}
-
 /* Lays the header out, with zeros for the checksums. By json_dumpb, not json_dumps: jansson 2.14
  * goes on where that has no memory for a key, and leaves it out. */
 static kvc_status lay_out_header(save *s, const json_t *json) {
@@ -127,7 +130,9 @@ static kvc_status lay_out_header(save *s, const json_t *json) {
     if (length == 0) return kvc__fail(KVC_E_NOMEM, "the header: no memory for its JSON");
     s->header_bytes =
         (LENGTH_BYTES + length + ALIGNMENT_BYTES - 1) & ~(size_t)(ALIGNMENT_BYTES - 1);
-    KVC_TRY(check_sizes(s, length));
+    if (s->header_bytes > KVC__HEADER_LIMIT_BYTES)
+        return kvc__fail(KVC_E_RANGE, "the header: %zu bytes, at most %d wanted", s->header_bytes,
+                         KVC__HEADER_LIMIT_BYTES);
     KVC_TRY(kvc__store_calloc((void **)&s->header, s->header_bytes, 1, "the header"));
     const uint64_t bytes = s->header_bytes - LENGTH_BYTES;
     for (int i = 0; i < LENGTH_BYTES; i++) s->header[i] = (char)(bytes >> 8 * i);
@@ -180,15 +185,14 @@ static kvc_status write_filled(const save *s, const kvc__entry *e, uint64_t at,
 }
 
 static kvc_status write_data(save *s) {
-    uint64_t at = s->header_bytes;
     for (size_t i = 0; i < s->writer->count; i++) {
-        const kvc__entry *e = s->order[i];
+        const kvc__entry *e = s->tensors[i].entry;
+        const uint64_t at = s->header_bytes + s->tensors[i].begin;
         char digits[KVC__DIGEST_DIGITS + 1];
         kvc__digest digest;
         kvc__digest_init(&digest);
         if (e->bytes)
             KVC_TRY(e->fill ? write_filled(s, e, at, &digest) : write_array(s, e, at, &digest));
-        at += e->bytes;
         if (!s->writer->prefix) continue;
         kvc__digest_text(&digest, digits);
         memcpy(s->header + s->tensor_digits + i * KVC__DIGEST_DIGITS, digits, KVC__DIGEST_DIGITS);
@@ -209,7 +213,7 @@ static kvc_status write_header(save *s) {
 }
 
 static kvc_status write_all(save *s, const char *path) {
-    KVC_TRY(put_in_order(s));
+    KVC_TRY(place(s));
     KVC_TRY(make_header(s));
     KVC_TRY(kvc__store_calloc((void **)&s->buffer, KVC__PIECE_BYTES, 1, "a buffer"));
     KVC_TRY(kvc__replacement_init(&s->target, path));
@@ -223,7 +227,7 @@ kvc_status kvc_safetensors_writer_save(kvc_safetensors_writer *writer, const cha
     save s = {.writer = writer};
     const kvc_status status = write_all(&s, path);
     kvc__replacement_deinit(&s.target);
-    kvc__store_free(s.order, writer->count, sizeof *s.order);
+    kvc__store_free(s.tensors, writer->count, sizeof *s.tensors);
     kvc__store_free(s.header, s.header_bytes, 1);
     kvc__store_free(s.buffer, KVC__PIECE_BYTES, 1);
     return status;

@@ -71,8 +71,48 @@ class Append(ProgramTest):
 
     def test_strategies_are_those_chosen(self):
         rows = self.parsed("bench", "append", *TINY, "--strategies", "reserve,concat")["rows"]
-        self.assertEqual([r["strategy"] for r in rows], ["concat", "reserve"] * 2)
+        self.assertEqual([r["strategy"] for r in rows], ["reserve", "concat"] * 2)
         self.assertTrue(all(r["ratio_to_memcpy"] is None for r in rows))
+
+    def test_every_kind_of_cache_is_a_strategy(self):
+        kinds = ["reserve", "q8", "q4:32+window:20:3+chunk", "paged:16", "q6+paged", "window:20",
+                 "memcpy"]
+        for more in [], ["--from", "f32"], ["--cold"]:
+            rows = self.parsed("bench", "append", *TINY, "--dim", "64", "--strategies",
+                               ",".join(kinds), *more)["rows"]
+            self.assertEqual([r["strategy"] for r in rows if r["state"] == "warm"], kinds * 2)
+            for row in rows:
+                self.assertEqual(row["ratio_to_memcpy"] is None, False)
+                if row["state"] == "warm":
+                    [reserve] = [r for r in rows if r["strategy"] == "reserve" and
+                                 (r["context"], r["state"]) == (row["context"], "warm")]
+                    self.assertAlmostEqual(row["ratio_to_reserve"],
+                                           row["p50_us"] / reserve["p50_us"],
+                                           delta=row["ratio_to_reserve"] / 100)
+
+    def test_a_window_stays_as_it_is(self):
+        result = self.parsed("bench", "append", *TINY[2:], "--contexts", "100,1000,100000",
+                             "--strategies", "window:64,window:64:4+chunk")
+        for kind in "window:64", "window:64:4+chunk":
+            rows = [r for r in result["rows"] if r["strategy"] == kind]
+            held = {r["resident_bytes"] for r in rows}
+            if "chunk" in kind:
+                self.assertEqual(held, {64 * 2 * 2 * 8 * 2})
+            else:  # whole pages of each of four ranges
+                self.assertLessEqual(max(held), 100000 * 2 * 2 * 8 * 2 / 10)
+            self.assertEqual({r["copied_per_appended"] for r in rows}, {1})
+            self.assertTrue(all(r["pool_misses"] == 0 for r in rows))
+
+    def test_what_caches_hold_is_told(self):
+        rows = {r["strategy"]: r for r in self.parsed(
+            "bench", "append", *TINY[2:], "--contexts", "100", "--dim", "64", "--strategies",
+            "reserve,q8,q4,paged:16,chunk,assign,memcpy")["rows"]}
+        position = 2 * 2 * 64 * 2
+        self.assertEqual(rows["memcpy"]["resident_bytes"], 100 * position)
+        for strategy in "paged:16", "chunk", "assign":
+            self.assertEqual(rows[strategy]["resident_bytes"], 112 * position)
+        self.assertGreaterEqual(rows["reserve"]["resident_bytes"], 100 * position)
+        self.assertGreater(rows["reserve"]["resident_bytes"], rows["q8"]["resident_bytes"])
 
     def test_short_contexts_and_long_chunks_do(self):
         rows = self.parsed("bench", "append", *TINY[2:], "--contexts", "1,5", "--chunk", "256")["rows"]
@@ -83,11 +123,11 @@ class Append(ProgramTest):
         self.assertTrue(text.startswith(
             "2 bf16 caches [1,2,N,8], one position appended to each a step: 64 B; chunk 16\n"))
         for strategy in WARM:
-            self.assertRegex(text, rf"(?m)^ +64  {strategy} +warm( +[\d.-]+){{11}}$")
+            self.assertRegex(text, rf"(?m)^ +64  {strategy} +warm( +[\d.-]+){{12}}$")
         for strategy in COLD:
-            self.assertRegex(text, rf"(?m)^ +96  {strategy} +cold( +[\d.-]+){{11}}$")
+            self.assertRegex(text, rf"(?m)^ +96  {strategy} +cold( +[\d.-]+){{12}}$")
         self.assertRegex(text, r"(?m)^concat takes the time of chunk [\d.]+ x at 64, [\d.]+ x at 96")
-        for word in "growth:", "grew:", "copied:", "driver:", "warm:", "cold:":
+        for word in "growth:", "grew:", "copied:", "driver:", "held:", "warm:", "cold:":
             self.assertIn(word, text)
 
     def test_dtype_and_shape_reach_the_figures(self):
@@ -141,6 +181,16 @@ class Append(ProgramTest):
         self.assertEqual([p.name for p in self.folder.iterdir()], ["append.svg"])
 
     @unittest.skipUnless(shutil.which("gnuplot"), "no gnuplot here")
+    def test_every_kind_can_be_drawn(self):
+        path = self.folder / "append.svg"
+        kinds = [f"q{bits}" for bits in (2, 3, 4, 5, 6, 8)] + ["paged", "window:9", "chunk"]
+        self.printed("bench", "append", *TINY, "--dim", "64", "--strategies", ",".join(kinds),
+                     "--plot", path)
+        words = " ".join(xml.etree.ElementTree.parse(path).getroot().itertext())
+        for kind in kinds:
+            self.assertIn(kind, words)
+
+    @unittest.skipUnless(shutil.which("gnuplot"), "no gnuplot here")
     def test_one_point_can_be_drawn(self):
         path = self.folder / "append.svg"
         self.printed("bench", "append", *TINY[2:], "--contexts", "64", "--strategies", "reserve",
@@ -167,9 +217,19 @@ class Append(ProgramTest):
                       ",".join(map(str, range(1, 18)))]:
             self.assert_refused(2, "bench append", [f"--contexts={given}"], "--contexts",
                                 f"'{given}' given", "different whole numbers from 1 to 16777216")
-        for given in ["", "fast", "concat,", "concat,concat", "memcpy-fresh"]:
-            self.assert_refused(2, "bench append", [f"--strategies={given}"], "--strategies",
-                                f"'{given}' given", "concat, chunk, assign, reserve or memcpy")
+        for given, part in [("", ""), ("fast", "fast"), ("concat,", ""), (",memcpy", ""),
+                            ("memcpy-fresh", "memcpy-fresh"), ("reserve,q8+q4", "q8+q4")]:
+            self.assert_refused(2, "bench append", [f"--strategies={given}"],
+                                f"--strategies: '{part}' given, assign, memcpy, or ")
+        for given in "concat,concat", "memcpy,memcpy", "q8,q8:64", "reserve+q4,q4":
+            self.assert_refused(2, "bench append", [f"--strategies={given}"],
+                                f"--strategies: '{given.split(',')[1]}' given twice")
+        many = ",".join(f"window:{i}" for i in range(1, 18))
+        self.assert_refused(2, "bench append", [f"--strategies={many}"], "up to 16 strategies")
+
+    def test_rows_that_cannot_be_packed_are_refused(self):
+        self.assert_refused(2, "bench append", ["--dim", "96", "--strategies", "q8:64"],
+                            "--strategies: 'q8' given, with heads of 96 elements", "divide these")
 
     def test_an_odd_number_of_caches_is_refused(self):
         self.assert_refused(2, "bench append", ["--caches", "7"], "7 given", "even",

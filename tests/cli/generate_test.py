@@ -6,7 +6,9 @@ Bad input: exactly one line on stderr, nothing on stdout, 2 for what was asked f
 the rest."""
 
 import json
+import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -130,6 +132,108 @@ class Generate(unittest.TestCase):
         model = self.write("own.bin", tiny_model.checkpoint(shape))
         self.assertTrue(self.text("--prompt", "the", model=model).startswith(b"the"))
 
+    # Guessing ahead.
+
+    def guesses(self, *options):
+        """(text, drafted, accepted, forwards, positions)"""
+        done = self.generate(*options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        line = re.search(rb"speculation +(\d+) of (\d+) drafted tokens accepted; (\d+) forwards for "
+                         rb"(\d+) positions\n", done.stderr)
+        accepted, drafted, forwards, positions = map(int, line.groups())
+        return done.stdout, drafted, accepted, forwards, positions
+
+    def test_the_text_is_the_same_with_guesses(self):
+        for draw in (["--temperature", "0"], ["--seed", "7"], ["--seed", "2", "--top-p", "1"],
+                     ["--temperature", "0.3", "--seed", "5"]):
+            for prompt in "the hat", "", "the hat an the hat an the", "1" * (CONTEXT - 4):
+                wanted = self.text("--prompt", prompt, *draw)
+                for count in "0", "1", "2", "7", "63":
+                    with self.subTest(draw=draw, prompt=prompt, count=count):
+                        self.assertEqual(wanted, self.text("--prompt", prompt, *draw,
+                                                           "--speculate", count))
+
+    def test_the_text_ends_in_the_same_place_with_guesses(self):
+        """After any number of steps, and where the model gives BOS."""
+        prompt = ["--prompt", "the hat an the hat", "--temperature", "0"]
+        for steps in range(1, 40):
+            self.assertEqual(self.text(*prompt, "--steps", steps),
+                             self.text(*prompt, "--steps", steps, "--speculate", "5"), steps)
+        draw = ["--prompt", "the the the the", "--temperature", "1", "--top-p", "1", "--seed"]
+        texts = [self.text(*draw, seed) for seed in range(12)]
+        for seed, text in enumerate(texts):
+            self.assertEqual(self.text(*draw, seed, "--speculate", "4"), text)
+
+    def test_guesses_are_counted(self):
+        told = []
+        for cache in "reserve", "chunk", "concat":
+            options = ["--temperature", "0", "--speculate", "4", "--chunk", "5", "--cache", cache]
+            told.append(self.guesses(*options))
+            text, drafted, accepted, forwards, positions = told[-1]
+            self.assertEqual(text, self.text("--temperature", "0"))
+            self.assertEqual(positions, CONTEXT - 1) # all but the prompt's, which is BOS
+            self.assertEqual(forwards + accepted, positions)
+            self.assertTrue(0 < accepted < drafted, told)
+            self.assertLessEqual(drafted, 4 * forwards)
+        self.assertEqual(told, told[:1] * 3)
+        self.assertEqual(self.guesses("--steps", "1", "--speculate", "4")[1:], (0, 0, 0, 0))
+        self.assertNotIn(b"speculation", self.generate("--speculate", "0").stderr)
+
+    # Perplexity.
+
+    def perplexity(self, text, *options, **more):
+        """(perplexity, nats a token, tokens, windows)"""
+        path = self.write("text.txt", text.encode())
+        line = self.text("--perplexity", path, *options, **more).decode()
+        numbers = re.fullmatch(r"perplexity ([\d.]+) \(([\d.]+) nats a token\) over (\d+) tokens in "
+                               r"(\d+) windows of \d+\n", line)
+        self.assertIsNotNone(numbers, line)
+        return *map(float, numbers.groups()[:2]), *map(int, numbers.groups()[2:])
+
+    def test_a_model_that_knows_nothing_is_as_perplexed_as_it_has_tokens(self):
+        header = struct.pack("<7i", *tiny_model.SHAPE)
+        nothing = self.write("nothing.bin", header + bytes(4 * tiny_model.weights()))
+        for window in 2, 3, 64, 65, 66, CONTEXT - 1, CONTEXT:
+            for count in 2, 64, 65, 128, 129, 3 * CONTEXT: # the text's tokens: a space comes first
+                told = self.perplexity("1" * (count - 1), "--steps", window, model=nothing)
+                wanted = tiny_model.SHAPE[5]
+                self.assertEqual(told[2:], (count, -(-count // (window - 1))), (window, count))
+                self.assertAlmostEqual(told[0], wanted, delta=1e-4)
+                self.assertAlmostEqual(told[1], math.log(wanted), delta=1e-6)
+        self.assertEqual(self.perplexity("1" * 99, model=nothing)[3], 2)
+
+    def test_windows_know_nothing_of_each_other(self):
+        """In windows of two tokens each is predicted from BOS alone: nats add up."""
+        def nats(text, window=2):
+            told = self.perplexity(text, "--steps", window)
+            return told[1] * told[2]
+        space_and_one, and_two = nats("1"), nats("11")
+        self.assertAlmostEqual(nats("1" * 50) - space_and_one, 49 * (and_two - space_and_one),
+                               delta=1e-3)
+        # And with more before it, a token is predicted differently.
+        self.assertNotAlmostEqual(nats("11", 3), and_two, delta=1e-3)
+
+    def test_the_perplexity_is_the_same_under_every_cache(self):
+        text = "the hat and then an ant " * 20
+        wanted = self.perplexity(text)
+        for cache in "concat", "chunk", "reserve":
+            for chunk in "1", "7", "256":
+                self.assertEqual(self.perplexity(text, "--cache", cache, "--chunk", chunk), wanted)
+        for dtype, bound in ("f16", 1e-3), ("bf16", 1e-2):
+            told = self.perplexity(text, "--kv-dtype", dtype)
+            self.assertNotEqual(told[1], wanted[1])
+            self.assertAlmostEqual(told[1], wanted[1], delta=bound)
+
+    def test_what_perplexity_tells_beside(self):
+        text = self.write("text.txt", b"the hat " * 100)
+        trace = self.folder / "perplexity.json"
+        done = self.generate("--perplexity", text, "--trace", trace)
+        self.assertEqual((done.returncode, done.stdout.count(b"\n")), (0, 1))
+        for word in b"predicted", b"positions/s", b"attention", b"reserve, f32", b"used":
+            self.assertIn(word, done.stderr)
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+        self.assertTrue([e for e in events if e.get("name") == "step" and e.get("ph") == "X"])
+
     # The figures.
 
     def test_figures_go_to_stderr(self):
@@ -155,7 +259,8 @@ class Generate(unittest.TestCase):
         done = self.run_program("--help")
         self.assertEqual((done.returncode, done.stderr), (0, b""))
         for option in ("--tokenizer", "--prompt", "--steps", "--temperature", "--top-p", "--seed",
-                       "--cache", "--kv-dtype", "--chunk", "--trace", "--strict", "--quiet"):
+                       "--speculate", "--perplexity", "--cache", "--kv-dtype", "--chunk", "--trace",
+                       "--strict", "--quiet"):
             self.assertIn(option.encode(), done.stdout)
 
     # What is asked for wrongly.
@@ -175,7 +280,8 @@ class Generate(unittest.TestCase):
                 "--temperature": ["-1", "nan", "inf", "abc", ""],
                 "--top-p": ["-0.1", "1.1", "nan", "abc"],
                 "--seed": ["-1", "abc", "99999999999999999999"],
-                "--cache": ["exact", "", "RESERVE"],
+                "--speculate": ["-1", "64", "abc", "", "1.5"],
+                "--cache": ["exact", "", "RESERVE", "reserve:", "reserve:5"],
                 "--kv-dtype": ["f64", "i8", ""],
                 "--chunk": ["0", "-1", "abc"]}.items():
             for value in values:
@@ -185,7 +291,25 @@ class Generate(unittest.TestCase):
     def test_more_steps_than_the_context_name_the_limit(self):
         self.assert_refused(self.generate("--steps", CONTEXT + 1), 2, CONTEXT)
 
+    def test_perplexity_and_what_is_about_a_text_to_write(self):
+        text = self.write("text.txt", b"the hat")
+        for option, value in (("--prompt", "a"), ("--temperature", "0"), ("--top-p", "1"),
+                              ("--seed", "1"), ("--speculate", "1")):
+            done = self.generate("--perplexity", text, option, value)
+            self.assert_refused(done, 2, option, "--perplexity")
+        for steps in "1", CONTEXT + 1:
+            done = self.generate("--perplexity", text, "--steps", steps)
+            self.assert_refused(done, 2, "--steps", steps)
+        self.assert_refused(self.generate("--perplexity"), 2, "--perplexity")
+
     # What does not work.
+
+    def test_a_text_that_is_none(self):
+        missing = self.folder / "missing.txt"
+        empty = self.write("empty.txt", b"")
+        for name, words in ((missing, "No such file"), (self.folder, "directory"),
+                            (empty, "empty"), ("/dev/null", "device")):
+            self.assert_refused(self.generate("--perplexity", name), 1, name, words)
 
     def test_files_that_are_none(self):
         missing = self.folder / "missing.bin"
@@ -241,6 +365,8 @@ class Generate(unittest.TestCase):
         data = tiny_model.checkpoint()
         model = self.write("nan.bin", data[:28] + b"\xff" * (len(data) - 28))
         self.assert_refused(self.generate("--prompt", "", model=model), 1, "damaged")
+        text = self.write("text.txt", b"the hat")
+        self.assert_refused(self.generate("--perplexity", text, model=model), 1, "damaged")
 
     def test_a_prompt_longer_than_the_context(self):
         self.assert_refused(self.generate("--prompt", "1" * (CONTEXT - 1)), 1, CONTEXT, CONTEXT + 1)

@@ -23,7 +23,8 @@ typedef struct fixture {
     uint64_t random;
 } fixture;
 
-static const kvc_layer_spec spec = {HEADS, KEY_DIM, VALUE_DIM, KVC_F32};
+static const kvc_layer_spec spec = {
+    .kv_heads = HEADS, .key_dim = KEY_DIM, .value_dim = VALUE_DIM, .dtype = KVC_F32};
 
 static kvc_status new_cache(fixture *f, kvc_growth growth) {
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
@@ -214,8 +215,9 @@ static size_t fail_each_of_new(kvc_growth growth, test_fault_span span) {
 static void new__that_fails_anywhere_leaves_nothing_behind(void **state) {
     (void)state;
     FOR_EACH_GROWTH {
-        /* The cache, its specs, its layers; a header, a set of bits and a call for each side. */
-        const size_t points = growth == KVC_GROW_RESERVE ? 3 + 6 * LAYERS : 3;
+        /* The cache, its specs, layers, lengths; a header, a set of bits and a call for each side.
+         */
+        const size_t points = growth == KVC_GROW_RESERVE ? 4 + 6 * LAYERS : 4;
         assert_int_equal(fail_each_of_new(growth, TEST_FAULT_FOREVER), points);
         assert_true(fail_each_of_new(growth, TEST_FAULT_ONCE) >= points);
     }

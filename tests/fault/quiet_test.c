@@ -67,7 +67,8 @@ typedef struct fixture {
 static float zeros[HEADS * KEY_DIM];
 
 static void new_cache(fixture *f, kvc_growth growth, kvc_dtype dtype) {
-    const kvc_layer_spec spec = {HEADS, KEY_DIM, VALUE_DIM, dtype};
+    const kvc_layer_spec spec = {
+        .kv_heads = HEADS, .key_dim = KEY_DIM, .value_dim = VALUE_DIM, .dtype = dtype};
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
                                  .layers = LAYERS,
                                  .specs = &spec,

@@ -4,8 +4,10 @@
 
 FOLDER holds model.bin and tokenizer.bin; without them this is skipped (exit status 77)."""
 
+import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -40,6 +42,31 @@ class ShippedModel(unittest.TestCase):
         self.assertTrue(wanted.startswith(prompt) and len(wanted) > len(prompt) + 200)
         for cache in "concat", "chunk":
             self.assertEqual(generate("--seed", "5", "--prompt", prompt, "--cache", cache), wanted)
+
+    def test_guesses_change_nothing(self):
+        for options in ["--temperature", "0"], ["--seed", "3"]:
+            options += ["--prompt", "And God said", "--steps", "600"]
+            wanted = generate(*options)
+            for count in "1", "5", "20":
+                self.assertEqual(generate(*options, "--speculate", count), wanted)
+
+    def test_the_perplexity_is_that_of_the_recipe(self):
+        """README.md has what PyTorch says: 2.5093 nats over 19,941 tokens, 1,023 at a time."""
+        line = generate("--perplexity", str(FOLDER / "heldout.txt"))
+        found = re.match(r"perplexity \S+ \((\S+) nats a token\) over 19941 tokens", line)
+        self.assertIsNotNone(found, line)
+        self.assertAlmostEqual(float(found[1]), 2.5093, delta=1e-4)
+
+    def test_half_floats_predict_as_well(self):
+        """The first 8 KB of the text: two windows and a half."""
+        with tempfile.NamedTemporaryFile() as text:
+            text.write((FOLDER / "heldout.txt").read_bytes()[:8192])
+            text.flush()
+            told = [generate("--perplexity", text.name, "--kv-dtype", dtype)
+                    for dtype in ("f32", "f16", "bf16")]
+        values = [float(line.split()[1]) for line in told]
+        for value in values[1:]:
+            self.assertLess(abs(value / values[0] - 1), 1e-4, told)
 
     def test_half_floats_write_words_too(self):
         for dtype in "f16", "bf16":

@@ -46,6 +46,15 @@ class Stories(unittest.TestCase):
             with self.subTest(prompt=prompt):
                 self.assertEqual(generate("--prompt", prompt), wanted)
 
+    def test_guesses_change_nothing(self):
+        for steps in 100, 256:
+            wanted = (FOLDER / f"greedy{steps}.txt").read_bytes()
+            for count in "1", "4", "16", "63":
+                for cache in CACHES:
+                    with self.subTest(steps=steps, count=count, cache=cache):
+                        self.assertEqual(generate("--steps", str(steps), "--speculate", count,
+                                                  "--cache", cache), wanted)
+
     def test_the_whole_context_can_be_filled(self):
         for cache in CACHES:
             text = generate("--steps", "512", "--cache", cache)

@@ -97,6 +97,15 @@ class CheckLayers(unittest.TestCase):
         self.make("src/attention/planted.h")
         self.assert_found("src/store/planted.c", '"attention/planted.h"', "through nothing only")
 
+    def test_store_that_includes_what_the_core_does_not_export_is_found(self):
+        self.plant("src/store/planted.c", '"base/error.h"')
+        self.assertEqual(self.found(), [])
+        for hidden in ["base/alloc.h", "array/view.h", "cache/view.h", "memory/pool.h"]:
+            with self.subTest(hidden):
+                file = self.root / "src" / "store" / "planted.c"
+                file.unlink()
+                self.assert_found("src/store/planted.c", f'"{hidden}"', "store sees")
+
     def test_a_file_beside_named_without_its_folder_is_found(self):
         self.assert_found("src/base/status.c", '"error.h"', "folder/file.h")
 

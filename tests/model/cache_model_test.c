@@ -54,8 +54,10 @@ static void random_desc(model *m) {
                                .max_positions = between(m, 1, widest > 20 ? 15 : 120)};
     m->desc.spec_count = one_in(m, 2) ? 1 : m->desc.layers;
     for (int i = 0; i < MAX_LAYERS; i++)
-        m->specs[i] = (kvc_layer_spec){between(m, 1, 3), between(m, 1, widest),
-                                       between(m, 0, widest), dtypes[between(m, 0, 2)]};
+        m->specs[i] = (kvc_layer_spec){.kv_heads = between(m, 1, 3),
+                                       .key_dim = between(m, 1, widest),
+                                       .value_dim = between(m, 0, widest),
+                                       .dtype = dtypes[between(m, 0, 2)]};
 }
 
 /* Lets the next call fail at a random point, an allocation or a call of the device; or not at all.

@@ -75,6 +75,16 @@ static uint32_t converted(uint32_t word, kvc_dtype from, kvc_dtype to) {
                            : kvc__bf16_of_f32(x);
 }
 
+void convert_elements(void *out, kvc_dtype to, const void *in, kvc_dtype from, int64_t count) {
+    const kvc_array a = {.dtype = from, .ndim = 4, .strides = {0, 0, 0, 1}};
+    for (int64_t d = 0; d < count; d++) {
+        const uint32_t word = converted(word_at(&a, in, d), from, to);
+        const uint16_t half = (uint16_t)word;
+        const size_t size = kvc_dtype_size_bytes(to);
+        memcpy((char *)out + (size_t)d * size, size == 4 ? (const void *)&word : &half, size);
+    }
+}
+
 /* Words of one position of a side. */
 static size_t width(const naive_layer *l, int64_t dim) {
     return (size_t)(l->batch * l->spec.kv_heads * dim);

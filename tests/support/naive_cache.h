@@ -28,6 +28,9 @@ void rows_init(rows *r, kvc_dtype dtype, rows_layout layout, const int64_t shape
                uint64_t *random);
 void rows_deinit(rows *r);
 
+/** Converts elements that follow each other, one by one. */
+void convert_elements(void *out, kvc_dtype to, const void *in, kvc_dtype from, int64_t count);
+
 /** One layer's positions. Words are the elements' bits, in the layer's dtype. */
 typedef struct naive_layer {
     kvc_layer_spec spec;

@@ -87,25 +87,40 @@ static kvc_status reserve(void *context, void **out, size_t bytes) {
     return memory != MAP_FAILED ? KVC_OK : KVC_E_NOMEM;
 }
 
+static bool is_reserved(const test_device *d, const char *memory, size_t bytes) {
+    for (size_t i = 0; i < d->count; i++) {
+        const test_block *b = &d->blocks[i];
+        if (b->reserved && memory >= b->memory && bytes <= b->bytes &&
+            (size_t)(memory - b->memory) <= b->bytes - bytes)
+            return true;
+    }
+    return false;
+}
+
 static kvc_status commit(void *context, void *memory, size_t bytes) {
     test_device *d = context;
-    const char *at = memory;
     enter(d, TEST_COMMIT);
     const bool fails = fails_now(d, TEST_COMMIT);
     if (bytes == 0 || bytes % TEST_PAGE_BYTES != 0) note_misuse(d, "commit of broken pages");
-    bool inside = false;
-    for (size_t i = 0; i < d->count && !inside; i++) {
-        const test_block *b = &d->blocks[i];
-        inside = b->reserved && at >= b->memory && bytes <= b->bytes &&
-                 (size_t)(at - b->memory) <= b->bytes - bytes;
-    }
-    if (!inside) note_misuse(d, "commit outside of what is reserved");
+    if (!is_reserved(d, memory, bytes)) note_misuse(d, "commit outside of what is reserved");
     if (!fails) {
         d->committed_bytes += bytes;
         if (mprotect(memory, bytes, PROT_READ | PROT_WRITE) != 0) note_misuse(d, "commit");
     }
     leave(d);
     return fails ? KVC_E_NOMEM : KVC_OK;
+}
+
+/* What was there is gone, and traps until it is committed again. */
+static void decommit(void *context, void *memory, size_t bytes) {
+    test_device *d = context;
+    enter(d, TEST_DECOMMIT);
+    if (bytes == 0 || bytes % TEST_PAGE_BYTES != 0) note_misuse(d, "decommit of broken pages");
+    if (!is_reserved(d, memory, bytes)) note_misuse(d, "decommit outside of what is reserved");
+    d->decommitted_bytes += bytes;
+    if (mprotect(memory, bytes, PROT_NONE) != 0 || madvise(memory, bytes, MADV_DONTNEED) != 0)
+        note_misuse(d, "decommit");
+    leave(d);
 }
 
 static void release(void *context, void *memory, size_t bytes) {
@@ -169,7 +184,8 @@ void test_device_init(test_device *device) {
                                  .synchronize = synchronize,
                                  .reserve = reserve,
                                  .commit = commit,
-                                 .release = release};
+                                 .release = release,
+                                 .decommit = decommit};
     device->room_bytes = TEST_ROOM_BYTES;
     (void)pthread_mutex_init(&device->lock, NULL);
 }
@@ -190,5 +206,5 @@ void test_device_fail(test_device *device, test_call call, size_t nth, size_t co
 size_t test_device_driver_calls(const test_device *device) {
     const size_t *calls = device->calls;
     return calls[TEST_ALLOCATE] + calls[TEST_DEALLOCATE] + calls[TEST_RESERVE] +
-           calls[TEST_COMMIT] + calls[TEST_RELEASE];
+           calls[TEST_COMMIT] + calls[TEST_RELEASE] + calls[TEST_DECOMMIT];
 }

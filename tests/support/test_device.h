@@ -26,6 +26,7 @@ typedef enum test_call {
     TEST_RESERVE,
     TEST_COMMIT,
     TEST_RELEASE,
+    TEST_DECOMMIT,
     TEST_COPY,
     TEST_FILL,
     TEST_TRANSFER,
@@ -47,6 +48,7 @@ typedef struct test_device {
     size_t largest_asked;     /**< bytes of the largest allocate or reserve, failed ones too */
     size_t held_bytes;        /**< by allocate */
     size_t committed_bytes;   /**< by commit, calls that failed left out */
+    size_t decommitted_bytes; /**< by decommit */
     size_t copied_bytes;      /**< written by copy, in the destination's dtype */
     size_t calls[TEST_CALLS]; /**< made so far, failed ones too */
     size_t fail_from[TEST_CALLS], fail_until[TEST_CALLS]; /**< see test_device_fail */

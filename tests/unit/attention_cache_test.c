@@ -19,7 +19,9 @@ static void assert_contains(const char *text, const char *part) {
 
 static kvc_cache *new_cache(kvc_pool *pool, kvc_growth growth, int64_t chunk, kvc_dtype dtype,
                             int64_t dim) {
-    const kvc_layer_spec specs[2] = {{2, dim, dim, dtype}, {1, 8, 24, KVC_F32}};
+    const kvc_layer_spec specs[2] = {
+        {.kv_heads = 2, .key_dim = dim, .dtype = dtype},
+        {.kv_heads = 1, .key_dim = 8, .value_dim = 24, .dtype = KVC_F32}};
     const kvc_cache_desc desc = {
         .struct_size = sizeof desc,
         .batch = 2,

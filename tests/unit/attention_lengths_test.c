@@ -394,7 +394,7 @@ static void lengths__of_a_cache_are_those_of_its_view(void **state) {
                          .lengths = lengths};
     test_problem p = test_problem_new(&c, &seed);
     test_poison_unseen(&p);
-    const kvc_layer_spec spec = {2, DIM, DIM, KVC_F32};
+    const kvc_layer_spec spec = {.kv_heads = 2, .key_dim = DIM, .dtype = KVC_F32};
     const kvc_cache_desc cache_desc = {.struct_size = sizeof cache_desc,
                                        .layers = 1,
                                        .specs = &spec,

@@ -104,9 +104,8 @@ static void blocks__refuse_a_bad_description(void **state) {
     REFUSE(KVC_E_INVALID, "positions: 15 given, 16 to 256", d.positions = 15);
     REFUSE(KVC_E_INVALID, "positions: 257 given", d.positions = 257);
     REFUSE(KVC_E_INVALID, "limit_bytes: 2751 given, a block alone has 2752", d.limit_bytes = 2751);
-    REFUSE(KVC_E_INVALID, "specs[1]: kv_heads 0", d.specs = bad; bad[1].kv_heads = 0);
-    REFUSE(KVC_E_INVALID, "specs[2]: kv_heads 3, key_dim 1, value_dim -9", d.specs = bad;
-           bad[2].value_dim = -9);
+    REFUSE(KVC_E_INVALID, "specs[1].kv_heads: 0", d.specs = bad; bad[1].kv_heads = 0);
+    REFUSE(KVC_E_INVALID, "specs[2].value_dim: -9", d.specs = bad; bad[2].value_dim = -9);
     REFUSE(KVC_E_INVALID, "specs[0].dtype: i8", d.specs = bad; bad[0].dtype = KVC_I8);
     assert_fails(kvc_blocks_new(NULL, f->pool, &d), KVC_E_INVALID);
     assert_fails(kvc_blocks_new(&blocks, NULL, &d), KVC_E_INVALID);

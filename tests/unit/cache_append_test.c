@@ -30,7 +30,8 @@ static int close_pool(void **state) {
 
 static kvc_cache *new_cache(kvc_growth growth, kvc_dtype dtype) {
     kvc_cache *cache;
-    const kvc_layer_spec spec = {HEADS, KEY_DIM, VALUE_DIM, dtype};
+    const kvc_layer_spec spec = {
+        .kv_heads = HEADS, .key_dim = KEY_DIM, .value_dim = VALUE_DIM, .dtype = dtype};
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
                                  .batch = BATCH,
                                  .layers = 2,
@@ -267,7 +268,10 @@ static void append__position_major_f32_becomes_head_major_bf16(void **state) {
 static void append__layers_of_unlike_geometry_and_length_are_one_cache(void **state) {
     (void)state;
     const kvc_layer_spec specs[4] = {
-        {1, 1, 0, KVC_F32}, {8, 32, 32, KVC_BF16}, {3, 7, 64, KVC_F16}, {2, 128, 1, KVC_F32}};
+        {.kv_heads = 1, .key_dim = 1, .dtype = KVC_F32},
+        {.kv_heads = 8, .key_dim = 32, .dtype = KVC_BF16},
+        {.kv_heads = 3, .key_dim = 7, .value_dim = 64, .dtype = KVC_F16},
+        {.kv_heads = 2, .key_dim = 128, .value_dim = 1, .dtype = KVC_F32}};
     uint64_t random = test_seed(3);
     for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_EXACT; growth++) {
         uint64_t used = 0;

@@ -75,7 +75,9 @@ static void
 cache_desc__comes_back_with_a_spec_for_each_layer_that_outlives_the_callers(void **state) {
     (void)state;
     kvc_cache *cache;
-    kvc_layer_spec specs[3] = {{2, 8, 4, KVC_F32}, {1, 16, 0, KVC_F16}, {4, 1, 3, KVC_BF16}};
+    kvc_layer_spec specs[3] = {{.kv_heads = 2, .key_dim = 8, .value_dim = 4, .dtype = KVC_F32},
+                               {.kv_heads = 1, .key_dim = 16, .dtype = KVC_F16},
+                               {.kv_heads = 4, .key_dim = 1, .value_dim = 3, .dtype = KVC_BF16}};
     kvc_cache_desc desc = good_desc();
     desc.specs = specs;
     desc.spec_count = 3;
@@ -89,7 +91,9 @@ cache_desc__comes_back_with_a_spec_for_each_layer_that_outlives_the_callers(void
     assert_int_equal(full.spec_count, 3);
     assert_int_equal(full.chunk, 16);
     const kvc_layer_spec wanted[3] = {
-        {2, 8, 4, KVC_F32}, {1, 16, 16, KVC_F16}, {4, 1, 3, KVC_BF16}};
+        {.kv_heads = 2, .key_dim = 8, .value_dim = 4, .dtype = KVC_F32},
+        {.kv_heads = 1, .key_dim = 16, .value_dim = 16, .dtype = KVC_F16},
+        {.kv_heads = 4, .key_dim = 1, .value_dim = 3, .dtype = KVC_BF16}};
     for (int i = 0; i < 3; i++) {
         assert_int_equal(full.specs[i].kv_heads, wanted[i].kv_heads);
         assert_int_equal(full.specs[i].key_dim, wanted[i].key_dim);
@@ -130,7 +134,7 @@ static void cache_desc__every_misuse_of_a_field_is_refused_by_its_name(void **st
     REFUSED(spec_count, 2, "specs", "2 given", "3 layers");
     REFUSED(spec_count, 4, "specs", "4 given", "3 layers");
     REFUSED(spec_count, -1, "specs", "-1 given", "3 layers");
-    REFUSED(growth, (kvc_growth)3, "growth", "3 given");
+    REFUSED(growth, (kvc_growth)4, "growth", "4 given");
     REFUSED(growth, (kvc_growth)-1, "growth", "-1 given");
     REFUSED(struct_size, 0, "kvc_cache_desc.struct_size");
 #undef REFUSED
@@ -298,9 +302,12 @@ static void cache_desc__sizes_that_wrap_64_bits_are_refused_with_the_sizes(void 
     d.specs = &spec;
     d.growth = KVC_GROW_CHUNK;
     d.batch = (int64_t)1 << 60;
-    spec.kv_heads = 16;
-    assert_refused(&d, KVC_E_RANGE, WORDS("batch 1152921504606846976", "kv_heads 16"));
+    assert_refused(&d, KVC_E_RANGE, WORDS("batch 1152921504606846976", "layers"));
+    d.batch = 16;
+    spec.kv_heads = (int64_t)1 << 60;
+    assert_refused(&d, KVC_E_RANGE, WORDS("batch 16", "kv_heads 1152921504606846976"));
     d.batch = 1;
+    spec.kv_heads = 16;
     spec.key_dim = INT64_MAX;
     assert_refused(&d, KVC_E_RANGE, WORDS("16 ranges", "18446744073709551614 bytes"));
     spec.key_dim = 128;

@@ -20,7 +20,8 @@ typedef struct fixture {
 } fixture;
 
 static void new_cache(fixture *f, kvc_growth growth, int64_t chunk, int64_t max_positions) {
-    const kvc_layer_spec spec = {HEADS, KEY_DIM, VALUE_DIM, KVC_BF16};
+    const kvc_layer_spec spec = {
+        .kv_heads = HEADS, .key_dim = KEY_DIM, .value_dim = VALUE_DIM, .dtype = KVC_BF16};
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
                                  .layers = 1,
                                  .specs = &spec,

@@ -75,8 +75,10 @@ static void random_geometry(fixture *f, uint64_t *random) {
     const kvc_dtype dtypes[3] = {KVC_F32, KVC_F16, KVC_BF16};
     const int64_t widest = between(random, 0, 4) == 0 ? 6000 : 200;
     *f = (fixture){0};
-    f->spec = (kvc_layer_spec){between(random, 1, 5), between(random, 1, widest),
-                               between(random, 1, widest), dtypes[between(random, 0, 2)]};
+    f->spec = (kvc_layer_spec){.kv_heads = between(random, 1, 5),
+                               .key_dim = between(random, 1, widest),
+                               .value_dim = between(random, 1, widest),
+                               .dtype = dtypes[between(random, 0, 2)]};
     f->desc.batch = between(random, 1, 3);
     f->desc.layers = 1;
     f->desc.chunk = between(random, 1, 70);

@@ -18,7 +18,8 @@ typedef struct fixture {
 } fixture;
 
 static void open_all(fixture *f, kvc_growth growth) {
-    const kvc_layer_spec spec = {HEADS, KEY_DIM, VALUE_DIM, KVC_F16};
+    const kvc_layer_spec spec = {
+        .kv_heads = HEADS, .key_dim = KEY_DIM, .value_dim = VALUE_DIM, .dtype = KVC_F16};
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
                                  .layers = LAYERS,
                                  .specs = &spec,

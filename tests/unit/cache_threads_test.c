@@ -10,7 +10,7 @@ enum { THREADS = 4, LAYERS = 2, HEADS = 2, DIM = 16, CHUNK = 8, MAX = 200 };
 
 static kvc_cache *new_cache(kvc_pool *pool, kvc_growth growth) {
     kvc_cache *cache;
-    const kvc_layer_spec spec = {HEADS, DIM, DIM, KVC_BF16};
+    const kvc_layer_spec spec = {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_BF16};
     const kvc_cache_desc desc = {.struct_size = sizeof desc,
                                  .layers = LAYERS,
                                  .specs = &spec,

@@ -36,7 +36,7 @@ static void put(const stage *s, uint64_t length, const char *header, size_t data
     uint8_t *file = malloc(8 + header_bytes + data_bytes);
     assert_non_null(file);
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)(length >> 8 * i);
-    memcpy(file + 8, header, header_bytes);
+    for (size_t i = 0; i < header_bytes; i++) file[8 + i] = (uint8_t)header[i];
     for (size_t i = 0; i < data_bytes; i++) file[8 + header_bytes + i] = (uint8_t)i;
     test_file_put(s->path, file, 8 + header_bytes + data_bytes);
     free(file);

@@ -323,6 +323,17 @@ static void writer__refuses_what_a_file_cannot_hold(void **state) {
     kvc_safetensors_close(file);
 }
 
+static void save__refuses_more_than_a_file_can_hold_before_it_writes(void **state) {
+    stage *s = *state;
+    const int64_t huge[] = {(int64_t)1 << 60};
+    for (int i = 0; i < 8; i++) {
+        const char name[] = {(char)('a' + i), 0};
+        assert_ok(kvc_safetensors_writer_fill(s->writer, name, "U8", 1, huge, refuse, NULL));
+    }
+    assert_fails(kvc_safetensors_writer_save(s->writer, s->path), KVC_E_RANGE);
+    assert_int_equal(test_folder_count(&s->folder), 0);
+}
+
 static void writer__arrays_of_another_device_are_refused(void **state) {
     stage *s = *state;
     test_device device;
@@ -459,6 +470,7 @@ int main(void) {
         TEST(writer__a_callback_that_fails_ends_the_save_with_its_own_words),
         TEST(writer__texts_of_any_kind_come_back),
         TEST(writer__refuses_what_a_file_cannot_hold),
+        TEST(save__refuses_more_than_a_file_can_hold_before_it_writes),
         TEST(writer__arrays_of_another_device_are_refused),
         TEST(writer__holds_its_arrays_until_it_is_freed),
         TEST(load__refuses_another_shape_or_dtype),

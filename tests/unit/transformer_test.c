@@ -52,9 +52,13 @@ static transformer make_transformer(const fixture *f, transformer_options option
     return t;
 }
 
-static void forward(transformer *t, const int32_t *tokens, int64_t n) {
+static void forward_told(transformer *t, const int32_t *tokens, int64_t n, int64_t told) {
     failure error;
-    if (!transformer_forward(t, tokens, n, &error)) fail_msg("%s", error.sentence);
+    if (!transformer_forward(t, tokens, n, told, &error)) fail_msg("%s", error.sentence);
+}
+
+static void forward(transformer *t, const int32_t *tokens, int64_t n) {
+    forward_told(t, tokens, n, 1);
 }
 
 static void transformer__many_positions_at_once_are_the_same_as_one_by_one(void **state) {
@@ -72,6 +76,48 @@ static void transformer__many_positions_at_once_are_the_same_as_one_by_one(void 
     assert_int_equal(done, CONTEXT);
     transformer_deinit(&one);
     transformer_deinit(&many);
+}
+
+static void transformer__each_row_of_logits_is_that_of_its_position(void **state) {
+    const fixture *f = *state;
+    transformer one = make_transformer(f, (transformer_options){0});
+    transformer many = make_transformer(f, (transformer_options){0});
+    const int64_t counts[][2] = {{1, 1}, {2, 2}, {5, 3}, {28, 28}, {TRANSFORMER_MOST, 63}};
+    int64_t done = 0;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const int64_t n = counts[i][0], told = counts[i][1];
+        forward_told(&many, f->tokens + done, n, told);
+        for (int64_t p = 0; p < n; p++) {
+            forward(&one, f->tokens + done + p, 1);
+            const float *row = many.logits + (p - (n - told)) * VOCAB;
+            for (int id = 0; p >= n - told && id < VOCAB; id++)
+                assert_float_equal(row[id], one.logits[id], 1e-4);
+        }
+        done += n;
+    }
+    assert_int_equal(done, CONTEXT);
+    transformer_deinit(&one);
+    transformer_deinit(&many);
+}
+
+static void transformer__what_is_trimmed_leaves_no_trace(void **state) {
+    const fixture *f = *state;
+    const kvc_growth growths[] = {KVC_GROW_RESERVE, KVC_GROW_CHUNK, KVC_GROW_EXACT};
+    for (int g = 0; g < 3; g++) {
+        const transformer_options options = {.growth = growths[g], .chunk = 16};
+        transformer straight = make_transformer(f, options), astray = make_transformer(f, options);
+        forward(&straight, f->tokens, 20);
+        forward(&astray, f->tokens, 20);
+        for (int64_t wrong = 1; wrong < 20; wrong += 6) {
+            forward_told(&astray, f->tokens + 60, wrong, wrong);
+            assert_int_equal(kvc_cache_trim(astray.cache, wrong), KVC_OK);
+            forward(&astray, f->tokens + 20, 1);
+            forward(&straight, f->tokens + 20, 1);
+            assert_memory_equal(astray.logits, straight.logits, VOCAB * sizeof(float));
+        }
+        transformer_deinit(&straight);
+        transformer_deinit(&astray);
+    }
 }
 
 static void transformer__all_growths_give_the_same_bits(void **state) {
@@ -100,7 +146,7 @@ static void transformer__positions_beyond_the_most_are_refused(void **state) {
     transformer_options options = {.kv_dtype = KVC_F32, .max_positions = 3};
     t = make_transformer(f, options);
     forward(&t, f->tokens, 3);
-    assert_false(transformer_forward(&t, f->tokens + 3, 1, &error));
+    assert_false(transformer_forward(&t, f->tokens + 3, 1, 1, &error));
     assert_string_not_equal(error.sentence, "");
     transformer_deinit(&t);
     transformer_deinit(&t);
@@ -119,7 +165,7 @@ static void transformer__a_pool_without_memory_is_told(void **state) {
     transformer t = make_transformer(f, (transformer_options){.growth = KVC_GROW_CHUNK});
     kvc_pool_clear(f->pool);
     const size_t limit = kvc_pool_memory_limit_set(f->pool, 1);
-    assert_false(transformer_forward(&t, f->tokens, 1, &error));
+    assert_false(transformer_forward(&t, f->tokens, 1, 1, &error));
     assert_non_null(strstr(error.sentence, "the cache: "));
     (void)kvc_pool_memory_limit_set(f->pool, limit);
     transformer_deinit(&t);
@@ -137,6 +183,8 @@ static void transformer__a_dtype_that_no_cache_holds_is_told(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(transformer__many_positions_at_once_are_the_same_as_one_by_one),
+        cmocka_unit_test(transformer__each_row_of_logits_is_that_of_its_position),
+        cmocka_unit_test(transformer__what_is_trimmed_leaves_no_trace),
         cmocka_unit_test(transformer__all_growths_give_the_same_bits),
         cmocka_unit_test(transformer__positions_beyond_the_most_are_refused),
         cmocka_unit_test(transformer__a_pool_without_memory_is_told),

@@ -1,0 +1,167 @@
+#include <string.h>
+
+#include "array/pack.h"
+#include "base/checked.h"
+#include "base/error.h"
+#include "cache/cache.h"
+#include "memory/device.h"
+
+kvc__place kvc__place_of(const kvc_cache *cache, const kvc__layer *layer, int index,
+                         int64_t sequence, int64_t position) {
+    const kvc__plane *plane = &layer->planes[index];
+    const size_t bytes = plane->row.bytes, head_bytes = (size_t)layer->capacity * bytes;
+    int64_t row = position, run = layer->capacity - position;
+    char *first = NULL;
+    if (cache->tables) {
+        const kvc__map map = kvc__layer_map(cache, layer);
+        row = position % layer->capacity;
+        run = layer->capacity - row;
+        first = kvc__map_block(&map, sequence, position) + plane->offset_bytes;
+    } else {
+        if (layer->rings) row = kvc__ring_row(&layer->rings[sequence], position, &run);
+        first = (char *)kvc_buffer_data(plane->buffer) +
+                (size_t)(sequence * layer->spec.kv_heads) * head_bytes;
+    }
+    return (kvc__place){first + (size_t)row * bytes, (int64_t)head_bytes, run};
+}
+
+static kvc_status check_need(const kvc_cache *cache, const kvc__layer *layer, int64_t *need,
+                             kvc__counts counts) {
+    const int64_t most = cache->desc.max_positions;
+    *need = 0;
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        int64_t after;
+        if (!kvc__add_i64(&after, layer->lengths[b], kvc__count(counts, b)))
+            return kvc__fail(KVC_E_RANGE, "%lld positions and %lld more overflow",
+                             (long long)layer->lengths[b], (long long)kvc__count(counts, b));
+        if (most && after > most)
+            return kvc__fail(KVC_E_RANGE,
+                             "layer %lld: %lld positions asked for, desc.max_positions is %lld",
+                             (long long)(layer - cache->layers), (long long)after, (long long)most);
+        if (after > *need) *need = after;
+    }
+    return KVC_OK;
+}
+
+kvc_status kvc__make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts counts) {
+    int64_t need;
+    KVC_TRY(check_need(cache, layer, &need, counts));
+    if (cache->tables) return kvc__pages_make_room(cache, layer, counts);
+    if (layer->rings) return kvc__ring_make_room(cache, layer, counts);
+    /* Prepared positions come along: their caller may have written them. */
+    return kvc__linear_grow(cache, layer, layer->length + layer->prepared, need);
+}
+
+/* [sequences][kv_heads][n][dim]: several sequences where they are at the same position of a range.
+ */
+static kvc_status write_plain(const kvc_cache *cache, const kvc__layer *layer, int side,
+                              const kvc__place *to, const kvc_array *rows) {
+    const kvc__row_format *row = &layer->planes[side].row;
+    const int64_t head = to->head_bytes / (int64_t)kvc_dtype_size_bytes(row->dtype);
+    const int64_t strides[4] = {layer->spec.kv_heads * head, head, row->dim, 1};
+    const kvc_strided dst = {to->data, row->dtype, strides};
+    const kvc_strided src = {rows->data, rows->dtype, rows->strides};
+    return kvc__device_copy(kvc_pool_device(cache->pool), &dst, &src, 4, rows->shape);
+}
+
+static const char *element_at(const kvc_array *a, int64_t h, int64_t i, int64_t d) {
+    const int64_t at = h * a->strides[1] + i * a->strides[2] + d * a->strides[3];
+    return (const char *)a->data + at * (int64_t)kvc_dtype_size_bytes(a->dtype);
+}
+
+/* Packs a row whose elements do not follow each other: a group at a time. */
+static void pack_scattered(const kvc__packing *row, const kvc__packed *to, const kvc_array *rows,
+                           int64_t h, int64_t i) {
+    const size_t element = kvc_dtype_size_bytes(rows->dtype);
+    const size_t scale = kvc_dtype_size_bytes(row->scaling);
+    const size_t words = (size_t)(row->group / 8 * row->bits);
+    kvc__packing one = *row;
+    one.groups = 1;
+    for (int64_t g = 0; g < row->groups; g++) {
+        float group[KVC__GROUP_MOST]; /* room for elements of any dtype */
+        for (int e = 0; e < row->group; e++)
+            memcpy((char *)group + (size_t)e * element, element_at(rows, h, i, g * row->group + e),
+                   element);
+        const kvc__packed at = {to->words + (size_t)g * words,
+                                (char *)to->scales + (size_t)g * scale,
+                                (char *)to->biases + (size_t)g * scale};
+        kvc__pack_best()->pack(&one, &at, group);
+    }
+}
+
+static void write_packed(const kvc_cache *cache, const kvc__layer *layer, int side,
+                         int64_t sequence, int64_t position, const kvc_array *rows) {
+    const kvc_layer_spec *spec = &layer->spec;
+    const int planes[3] = {side, KVC__SCALES + 2 * side, KVC__SCALES + 2 * side + 1};
+    const kvc__packing packing = {spec->kv_bits, spec->kv_group, rows->shape[3] / spec->kv_group,
+                                  rows->dtype, spec->dtype};
+    kvc__place to[3];
+    for (int p = 0; p < 3; p++) to[p] = kvc__place_of(cache, layer, planes[p], sequence, position);
+    for (int64_t h = 0; h < spec->kv_heads; h++)
+        for (int64_t i = 0; i < rows->shape[2]; i++) {
+            char *at[3];
+            for (int p = 0; p < 3; p++)
+                at[p] = to[p].data + h * to[p].head_bytes +
+                        (size_t)i * layer->planes[planes[p]].row.bytes;
+            const kvc__packed row = {(uint8_t *)at[0], at[1], at[2]};
+            if (rows->strides[3] == 1)
+                kvc__pack_best()->pack(&packing, &row, element_at(rows, h, i, 0));
+            else pack_scattered(&packing, &row, rows, h, i);
+        }
+}
+
+kvc_status kvc__write_run(const kvc_cache *cache, const kvc__layer *layer, int side,
+                          int64_t sequence, int64_t position, const kvc_array *rows) {
+    if (layer->spec.kv_bits) {
+        write_packed(cache, layer, side, sequence, position, rows);
+        return KVC_OK;
+    }
+    const kvc__place to = kvc__place_of(cache, layer, side, sequence, position);
+    return write_plain(cache, layer, side, &to, rows);
+}
+
+/* Positions [from, from + n) of sequence b of an argument, without a reference. */
+static kvc_array some_of(const kvc_array *a, int64_t b, int64_t from, int64_t n) {
+    kvc_array some = *a;
+    some.data = (char *)a->data + (b * a->strides[0] + from * a->strides[2]) *
+                                      (int64_t)kvc_dtype_size_bytes(a->dtype);
+    some.shape[0] = 1;
+    some.shape[2] = n;
+    return some;
+}
+
+/* n positions of one sequence, run by run. */
+static kvc_status write_sequence(const kvc_cache *cache, const kvc__layer *layer, int side,
+                                 int64_t sequence, int64_t n, const kvc_array *rows) {
+    for (int64_t done = 0; done < n;) {
+        const int64_t position = layer->lengths[sequence] + done;
+        const int64_t most = kvc__place_of(cache, layer, side, sequence, position).count;
+        const int64_t run = most < n - done ? most : n - done;
+        const kvc_array some = some_of(rows, sequence, done, run);
+        KVC_TRY(kvc__write_run(cache, layer, side, sequence, position, &some));
+        done += run;
+    }
+    return KVC_OK;
+}
+
+kvc_status kvc__write_side(const kvc_cache *cache, const kvc__layer *layer, int side,
+                           kvc__counts counts, const kvc_array *rows) {
+    const bool at_once =
+        layer->even && !counts.each && !cache->tables && !layer->rings && !layer->spec.kv_bits;
+    if (at_once) {
+        const kvc__place to = kvc__place_of(cache, layer, side, 0, layer->length);
+        return write_plain(cache, layer, side, &to, rows);
+    }
+    for (int64_t b = 0; b < cache->desc.batch; b++)
+        KVC_TRY(write_sequence(cache, layer, side, b, kvc__count(counts, b), rows));
+    return KVC_OK;
+}
+
+void kvc__advance(kvc_cache *cache, kvc__layer *layer, kvc__counts counts) {
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        const int64_t n = kvc__count(counts, b);
+        if (layer->rings) kvc__ring_advance(layer, b, n);
+        layer->lengths[b] += n;
+    }
+    kvc__layer_settle(cache, layer);
+}

@@ -1,0 +1,471 @@
+#include "support/naive_batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/naive_cache.h"
+#include "support/support.h"
+
+enum { ROW_BYTES = 4096, PIECES = 3 }; /* of a row: elements; or words, scales, biases */
+
+static int64_t dim_of(const kvc_layer_spec *spec, int side) {
+    return side == 0 ? spec->key_dim : spec->value_dim;
+}
+
+/* Bytes of the pieces of a row. Returns how many there are. */
+static int piece_bytes(size_t bytes[PIECES], const kvc_layer_spec *spec, int side) {
+    const size_t dim = (size_t)dim_of(spec, side), size = kvc_dtype_size_bytes(spec->dtype);
+    bytes[0] = spec->kv_bits ? dim / 8 * (size_t)spec->kv_bits : dim * size;
+    bytes[1] = bytes[2] = spec->kv_bits ? dim / (size_t)spec->kv_group * size : 0;
+    return spec->kv_bits ? PIECES : 1;
+}
+
+static size_t row_bytes(const kvc_layer_spec *spec, int side) {
+    size_t bytes[PIECES];
+    (void)piece_bytes(bytes, spec, side);
+    return bytes[0] + bytes[1] + bytes[2];
+}
+
+static size_t side_offset(const kvc_layer_spec *spec, int side) {
+    return side == 0 ? 0 : (size_t)spec->kv_heads * row_bytes(spec, 0);
+}
+
+static size_t record_bytes(const kvc_layer_spec *spec) {
+    return (size_t)spec->kv_heads * (row_bytes(spec, 0) + row_bytes(spec, 1));
+}
+
+void naive_batch_init(naive_batch *naive, const kvc_cache *cache) {
+    kvc_cache_desc desc = {.struct_size = sizeof desc};
+    assert_ok(kvc_cache_desc_get(cache, &desc));
+    *naive = (naive_batch){
+        .layers = desc.layers, .batch = desc.batch, .slack = desc.slack, .blocks = desc.blocks};
+    naive->specs = calloc((size_t)desc.layers, sizeof *naive->specs);
+    naive->lists = calloc((size_t)(desc.layers * desc.batch), sizeof *naive->lists);
+    assert_true(naive->specs && naive->lists);
+    for (int64_t i = 0; i < desc.layers; i++) {
+        naive->specs[i] = desc.specs[i];
+        for (int64_t b = 0; b < desc.batch; b++)
+            naive_batch_list(naive, i, b)->record_bytes = record_bytes(&desc.specs[i]);
+    }
+}
+
+void naive_batch_deinit(naive_batch *naive) {
+    for (int64_t i = 0; i < naive->layers * naive->batch; i++) free(naive->lists[i].bytes);
+    free(naive->specs);
+    free(naive->lists);
+    *naive = (naive_batch){0};
+}
+
+naive_list *naive_batch_list(const naive_batch *naive, int64_t layer, int64_t sequence) {
+    return &naive->lists[layer * naive->batch + sequence];
+}
+
+static uint8_t *extend(naive_list *list, int64_t n) {
+    const size_t before = (size_t)list->length * list->record_bytes;
+    const size_t more = (size_t)n * list->record_bytes;
+    list->bytes = realloc(list->bytes, before + more + 1);
+    assert_non_null(list->bytes);
+    list->length += n;
+    return list->bytes + before;
+}
+
+void naive_list_append(naive_list *list, const uint8_t *bytes, int64_t n) {
+    uint8_t *to = extend(list, n);
+    if (n > 0) memcpy(to, bytes, (size_t)n * list->record_bytes);
+}
+
+/* Element [b][h][p][d]. */
+static const char *element_at(const kvc_array *a, int64_t b, int64_t h, int64_t p, int64_t d) {
+    const int64_t at =
+        b * a->strides[0] + h * a->strides[1] + p * a->strides[2] + d * a->strides[3];
+    return (const char *)a->data + at * (int64_t)kvc_dtype_size_bytes(a->dtype);
+}
+
+static kvc_array contiguous(kvc_dtype dtype, int64_t dim, void *data) {
+    kvc_array a;
+    assert_ok(kvc_array_borrow(&a, dtype, 1, &dim, NULL, data));
+    return a;
+}
+
+/* Writes a contiguous row as a layer keeps it: what kvc_quantize makes of that row alone, or the
+ * conversion of each element. */
+static void store_row(uint8_t *out, const kvc_layer_spec *spec, int side, kvc_dtype dtype,
+                      void *row) {
+    _Alignas(64) char pieces[PIECES][ROW_BYTES];
+    const int64_t dim = dim_of(spec, side);
+    size_t bytes[PIECES];
+    const int count = piece_bytes(bytes, spec, side);
+    const kvc_array from = contiguous(dtype, dim, row);
+    assert_true(bytes[0] <= ROW_BYTES);
+    if (spec->kv_bits) {
+        const int64_t groups = dim / spec->kv_group;
+        const kvc_quantized to = {
+            .struct_size = sizeof to,
+            .bits = spec->kv_bits,
+            .group = spec->kv_group,
+            .words = contiguous(KVC_U8, (int64_t)bytes[0], pieces[0]),
+            .scales = contiguous(spec->dtype, groups, pieces[1]),
+            .biases = contiguous(spec->dtype, groups, pieces[2]),
+        };
+        assert_ok(kvc_quantize(&to, &from));
+    } else {
+        convert_elements(pieces[0], spec->dtype, row, dtype, dim);
+    }
+    for (int i = 0; i < count; out += bytes[i], i++) memcpy(out, pieces[i], bytes[i]);
+}
+
+static void append_side(uint8_t *record, const kvc_layer_spec *spec, int side, const kvc_array *a,
+                        int64_t sequence, int64_t position) {
+    _Alignas(64) char row[ROW_BYTES];
+    const size_t size = kvc_dtype_size_bytes(a->dtype), bytes = row_bytes(spec, side);
+    for (int64_t h = 0; h < spec->kv_heads; h++) {
+        for (int64_t d = 0; d < a->shape[3]; d++)
+            memcpy(row + (size_t)d * size, element_at(a, sequence, h, position, d), size);
+        store_row(record + side_offset(spec, side) + (size_t)h * bytes, spec, side, a->dtype, row);
+    }
+}
+
+/* A window then holds what the first of the new queries sees, and can go back by its slack, or as
+ * far as before and over the new positions. */
+static void note_append(naive_list *list, const naive_batch *naive, const kvc_layer_spec *spec,
+                        int64_t n) {
+    const int64_t back = list->trimmable + n, length = list->length;
+    if (n == 0) return;
+    list->trimmable = back < naive->slack ? back : naive->slack;
+    list->sees_from = length - n + 1 - (spec->window - spec->keep);
+}
+
+void naive_batch_append(naive_batch *naive, int64_t layer, const kvc_array *k, const kvc_array *v,
+                        const int64_t *counts) {
+    const kvc_layer_spec *spec = &naive->specs[layer];
+    for (int64_t b = 0; b < naive->batch; b++) {
+        naive_list *list = naive_batch_list(naive, layer, b);
+        const int64_t n = counts ? counts[b] : k->shape[2];
+        uint8_t *record = extend(list, n);
+        for (int64_t p = 0; p < n; p++, record += list->record_bytes) {
+            append_side(record, spec, 0, k, b, p);
+            append_side(record, spec, 1, v, b, p);
+        }
+        note_append(list, naive, spec, n);
+    }
+}
+
+void naive_batch_trim(naive_batch *naive, int64_t sequence, int64_t n) {
+    for (int64_t i = 0; i < naive->layers; i++) {
+        naive_list *list = naive_batch_list(naive, i, sequence);
+        const int64_t sees = list->length - n - (naive->specs[i].window - naive->specs[i].keep);
+        list->length -= n;
+        list->trimmable = list->trimmable > n ? list->trimmable - n : 0;
+        if (sees < list->sees_from) list->sees_from = sees;
+    }
+}
+
+void naive_batch_clear(naive_batch *naive, int64_t sequence) {
+    for (int64_t i = 0; i < naive->layers; i++) {
+        naive_list *list = naive_batch_list(naive, i, sequence);
+        list->length = list->trimmable = list->sees_from = 0;
+    }
+}
+
+static void replace(naive_list *to, const naive_list *from) {
+    to->length = 0;
+    naive_list_append(to, from->bytes, from->length);
+    to->sees_from = from->sees_from;
+    to->trimmable = from->trimmable;
+}
+
+void naive_batch_reorder(naive_batch *naive, const int64_t *from) {
+    naive_list *old = calloc((size_t)naive->batch, sizeof *old);
+    assert_non_null(old);
+    for (int64_t i = 0; i < naive->layers; i++) {
+        for (int64_t b = 0; b < naive->batch; b++) {
+            const naive_list *list = naive_batch_list(naive, i, b);
+            old[b] = (naive_list){.record_bytes = list->record_bytes};
+            replace(&old[b], list);
+        }
+        for (int64_t b = 0; b < naive->batch; b++)
+            replace(naive_batch_list(naive, i, b), &old[from[b]]);
+        for (int64_t b = 0; b < naive->batch; b++) free(old[b].bytes);
+    }
+    free(old);
+}
+
+static bool is_alike(const kvc_layer_spec *a, const kvc_layer_spec *b) {
+    return a->dtype == b->dtype && a->kv_bits == b->kv_bits && a->kv_group == b->kv_group;
+}
+
+/* A row as another layer keeps it. */
+static void convert_row(uint8_t *out, const kvc_layer_spec *to, const uint8_t *in,
+                        const kvc_layer_spec *from, int side) {
+    _Alignas(64) char pieces[PIECES][ROW_BYTES];
+    float row[ROW_BYTES / sizeof(float)];
+    size_t bytes[PIECES];
+    const int64_t dim = dim_of(from, side);
+    const int count = piece_bytes(bytes, from, side);
+    assert_true(dim <= ROW_BYTES / (int64_t)sizeof(float));
+    for (int i = 0; i < count; in += bytes[i], i++) memcpy(pieces[i], in, bytes[i]);
+    if (!from->kv_bits) {
+        store_row(out, to, side, from->dtype, pieces[0]);
+        return;
+    }
+    const int64_t groups = dim / from->kv_group;
+    const kvc_array unpacked = contiguous(KVC_F32, dim, row);
+    const kvc_quantized packed = {.struct_size = sizeof packed,
+                                  .bits = from->kv_bits,
+                                  .group = from->kv_group,
+                                  .words = contiguous(KVC_U8, (int64_t)bytes[0], pieces[0]),
+                                  .scales = contiguous(from->dtype, groups, pieces[1]),
+                                  .biases = contiguous(from->dtype, groups, pieces[2])};
+    assert_ok(kvc_dequantize(&unpacked, &packed));
+    store_row(out, to, side, KVC_F32, row);
+}
+
+static void convert_record(uint8_t *out, const kvc_layer_spec *to, const uint8_t *in,
+                           const kvc_layer_spec *from) {
+    if (is_alike(to, from)) {
+        memcpy(out, in, record_bytes(to));
+        return;
+    }
+    for (int side = 0; side < 2; side++)
+        for (int64_t h = 0; h < to->kv_heads; h++)
+            convert_row(out + side_offset(to, side) + (size_t)h * row_bytes(to, side), to,
+                        in + side_offset(from, side) + (size_t)h * row_bytes(from, side), from,
+                        side);
+}
+
+void naive_batch_copy(naive_batch *to, const naive_batch *from) {
+    for (int64_t i = 0; i < to->layers; i++)
+        for (int64_t b = 0; b < to->batch; b++) {
+            const naive_list *source = naive_batch_list(from, i, b);
+            const kvc_layer_spec *spec = &to->specs[i];
+            naive_list *list = naive_batch_list(to, i, b);
+            uint8_t *record = extend(list, source->length);
+            for (int64_t p = 0; p < source->length; p++)
+                convert_record(record + (size_t)p * list->record_bytes, spec,
+                               source->bytes + (size_t)p * source->record_bytes, &from->specs[i]);
+            list->trimmable = 0;
+            list->sees_from = list->length - (spec->window - spec->keep);
+        }
+}
+
+/* -- The real one -- */
+
+/* A side of a layer: rows of [kv_heads][rows][piece], of one sequence or block. */
+typedef struct side_view {
+    const char *data[PIECES];
+    int64_t head_bytes[PIECES], row_bytes[PIECES];
+} side_view;
+
+static side_view side_of(const kvc_array *const pieces[PIECES], int64_t sequence) {
+    side_view side = {0};
+    for (int i = 0; i < PIECES && pieces[i]; i++) {
+        const kvc_array *a = pieces[i];
+        const int head = a->ndim - 3;
+        const int64_t size = (int64_t)kvc_dtype_size_bytes(a->dtype);
+        side.head_bytes[i] = a->strides[head] * size;
+        side.row_bytes[i] = a->strides[head + 1] * size;
+        side.data[i] = a->data;
+        if (head == 1 && a->data) side.data[i] += sequence * a->strides[0] * size;
+    }
+    return side;
+}
+
+static bool row_equal(const side_view sides[2], int64_t row, const kvc_layer_spec *spec,
+                      const uint8_t *record) {
+    for (int side = 0; side < 2; side++) {
+        size_t bytes[PIECES];
+        const int count = piece_bytes(bytes, spec, side);
+        for (int64_t h = 0; h < spec->kv_heads; h++)
+            for (int i = 0; i < count; record += bytes[i], i++)
+                if (memcmp(sides[side].data[i] + h * sides[side].head_bytes[i] +
+                               row * sides[side].row_bytes[i],
+                           record, bytes[i]) != 0)
+                    return false;
+    }
+    return true;
+}
+
+/* The arrays of a view, packed or not. */
+typedef struct layer_arrays {
+    kvc_array k, v;
+    kvc_quantized kq, vq;
+    bool packed;
+} layer_arrays;
+
+static void sides_of(side_view sides[2], const layer_arrays *a, int64_t sequence) {
+    const kvc_array *const k[PIECES] = {&a->k}, *const v[PIECES] = {&a->v};
+    const kvc_array *const kq[PIECES] = {&a->kq.words, &a->kq.scales, &a->kq.biases};
+    const kvc_array *const vq[PIECES] = {&a->vq.words, &a->vq.scales, &a->vq.biases};
+    sides[0] = side_of(a->packed ? kq : k, sequence);
+    sides[1] = side_of(a->packed ? vq : v, sequence);
+}
+
+static void release_arrays(layer_arrays *a) {
+    kvc_array *const all[] = {&a->k,         &a->v,        &a->kq.words,  &a->kq.scales,
+                              &a->kq.biases, &a->vq.words, &a->vq.scales, &a->vq.biases};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kvc_array_release(all[i]);
+}
+
+int64_t block_differs(kvc_blocks *blocks, int32_t id, int64_t layer, const kvc_layer_spec *spec,
+                      const uint8_t *bytes, int64_t count) {
+    layer_arrays a = {.packed = spec->kv_bits > 0};
+    side_view sides[2];
+    int64_t differs = -1;
+    if (a.packed) assert_ok(kvc_blocks_view_quantized(blocks, id, layer, &a.kq, &a.vq));
+    else assert_ok(kvc_blocks_view(blocks, id, layer, &a.k, &a.v));
+    sides_of(sides, &a, 0);
+    for (int64_t r = 0; differs < 0 && r < count; r++, bytes += record_bytes(spec))
+        if (!row_equal(sides, r, spec, bytes)) differs = r;
+    release_arrays(&a);
+    return differs;
+}
+
+static void assert_blocks_equal(const naive_batch *naive, const kvc_cache *cache) {
+    kvc_blocks_desc desc = {.struct_size = sizeof desc};
+    assert_ok(kvc_blocks_desc_get(naive->blocks, &desc));
+    for (int64_t b = 0; b < naive->batch; b++) {
+        const int32_t *ids;
+        int64_t count, longest = 0;
+        assert_ok(kvc_cache_block_table(cache, b, &ids, &count));
+        for (int64_t i = 0; i < naive->layers; i++) {
+            const naive_list *list = naive_batch_list(naive, i, b);
+            if (list->length > longest) longest = list->length;
+            for (int64_t at = 0; at < list->length; at += desc.positions) {
+                const int64_t left = list->length - at;
+                const int64_t differs =
+                    block_differs(naive->blocks, ids[at / desc.positions], i, &naive->specs[i],
+                                  list->bytes + (size_t)at * list->record_bytes,
+                                  left < desc.positions ? left : desc.positions);
+                if (differs >= 0)
+                    fail_msg("layer %lld, sequence %lld: position %lld differs", (long long)i,
+                             (long long)b, (long long)(at + differs));
+            }
+        }
+        assert_int_equal(count, (longest + desc.positions - 1) / desc.positions);
+    }
+}
+
+static int64_t view(layer_arrays *a, const kvc_cache *cache, int64_t layer,
+                    const kvc_layer_spec *spec) {
+    *a = (layer_arrays){.packed = spec->kv_bits > 0};
+    if (a->packed) assert_ok(kvc_cache_view_quantized(cache, layer, &a->kq, &a->vq));
+    else assert_ok(kvc_cache_view(cache, layer, &a->k, &a->v));
+    return a->packed ? a->kq.words.shape[2] : a->k.shape[2];
+}
+
+/* Every row holds the position that it says, and no two the same. */
+static void assert_sequence_equal(const naive_batch *naive, const kvc_cache *cache,
+                                  const layer_arrays *a, int64_t layer, int64_t sequence,
+                                  int64_t count) {
+    const naive_list *wanted = naive_batch_list(naive, layer, sequence);
+    int64_t *positions = malloc((size_t)(count + 1) * sizeof *positions);
+    bool *found = calloc((size_t)wanted->length + 1, sizeof *found);
+    side_view sides[2];
+    assert_true(positions && found);
+    sides_of(sides, a, sequence);
+    assert_ok(kvc_cache_row_positions(cache, layer, sequence, positions, count));
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t p = positions[r];
+        if (p < 0) continue;
+        assert_true(p < wanted->length && !found[p]);
+        found[p] = true;
+        if (!row_equal(sides, r, &naive->specs[layer],
+                       wanted->bytes + (size_t)p * wanted->record_bytes))
+            fail_msg("layer %lld, sequence %lld: position %lld, in row %lld, differs",
+                     (long long)layer, (long long)sequence, (long long)p, (long long)r);
+    }
+    for (int64_t p = 0; p < wanted->length; p++)
+        if (!found[p] && (naive->specs[layer].window == 0 || p < naive->specs[layer].keep ||
+                          p >= wanted->sees_from))
+            fail_msg("layer %lld, sequence %lld of length %lld: position %lld is lost",
+                     (long long)layer, (long long)sequence, (long long)wanted->length,
+                     (long long)p);
+    free(found);
+    free(positions);
+}
+
+void assert_rows_equal(const naive_batch *naive, int64_t layer, int64_t sequence,
+                       const kvc_array *k, const kvc_array *v, int64_t count) {
+    const layer_arrays a = {.k = *k, .v = *v};
+    const naive_list *wanted = naive_batch_list(naive, layer, sequence);
+    side_view sides[2];
+    sides_of(sides, &a, sequence);
+    assert_true(count <= wanted->length);
+    for (int64_t p = 0; p < count; p++)
+        if (!row_equal(sides, p, &naive->specs[layer],
+                       wanted->bytes + (size_t)p * wanted->record_bytes))
+            fail_msg("view of layer %lld, sequence %lld: position %lld differs", (long long)layer,
+                     (long long)sequence, (long long)p);
+}
+
+static void assert_layer_equal(const naive_batch *naive, const kvc_cache *cache, int64_t layer) {
+    int64_t longest = 0;
+    for (int64_t b = 0; b < naive->batch; b++) {
+        const int64_t length = naive_batch_list(naive, layer, b)->length;
+        assert_int_equal(kvc_cache_sequence_length(cache, layer, b), length);
+        if (length > longest) longest = length;
+    }
+    assert_int_equal(kvc_cache_length(cache, layer), longest);
+    if (naive->blocks) return;
+    layer_arrays a;
+    const int64_t count = view(&a, cache, layer, &naive->specs[layer]);
+    if (naive->specs[layer].window == 0) assert_int_equal(count, longest);
+    for (int64_t b = 0; b < naive->batch; b++)
+        assert_sequence_equal(naive, cache, &a, layer, b, count);
+    release_arrays(&a);
+}
+
+void assert_batch_equal(const naive_batch *naive, const kvc_cache *cache) {
+    assert_ok(kvc_cache_check(cache));
+    for (int64_t i = 0; i < naive->layers; i++) assert_layer_equal(naive, cache, i);
+    if (naive->blocks) assert_blocks_equal(naive, cache);
+    int64_t least = INT64_MAX;
+    for (int64_t i = 0; i < naive->layers; i++)
+        for (int64_t b = 0; b < naive->batch; b++) {
+            const int64_t n = naive_trimmable(naive, cache, i, b);
+            if (n < least) least = n;
+        }
+    assert_int_equal(kvc_cache_trimmable(cache), least);
+}
+
+void cache_held(bool *held, const kvc_cache *cache, int64_t layer, int64_t sequence) {
+    const int64_t length = kvc_cache_sequence_length(cache, layer, sequence);
+    const int64_t room = kvc_cache_capacity(cache, layer);
+    int64_t *positions = malloc((size_t)(room + 1) * sizeof *positions);
+    assert_non_null(positions);
+    for (int64_t r = 0; r < room; r++) positions[r] = -1;
+    const kvc_status status = kvc_cache_row_positions(cache, layer, sequence, positions, room);
+    for (int64_t p = 0; p < length; p++) held[p] = status == KVC_E_UNSUPPORTED; /* blocks */
+    for (int64_t r = 0; status == KVC_OK && r < room; r++)
+        if (positions[r] >= 0) held[positions[r]] = true;
+    free(positions);
+}
+
+int64_t naive_trimmable(const naive_batch *naive, const kvc_cache *cache, int64_t layer,
+                        int64_t sequence) {
+    const naive_list *list = naive_batch_list(naive, layer, sequence);
+    const kvc_layer_spec *spec = &naive->specs[layer];
+    bool *held = calloc((size_t)list->length + 1, sizeof *held);
+    assert_non_null(held);
+    cache_held(held, cache, layer, sequence);
+    int64_t first = list->length;
+    while (first > 0 && held[first - 1]) first--;
+    free(held);
+    if (first == 0) return list->length;
+    const int64_t n = list->length - first - (spec->window - spec->keep);
+    assert_true(spec->window > 0 && n >= list->trimmable);
+    return n;
+}
+
+bool cache_holds_window(const kvc_cache *cache, int64_t layer, int64_t sequence,
+                        const kvc_layer_spec *seen_by) {
+    const int64_t length = kvc_cache_sequence_length(cache, layer, sequence);
+    const int64_t recent = length - (seen_by->window - seen_by->keep);
+    bool holds = true, *held = calloc((size_t)length + 1, sizeof *held);
+    assert_non_null(held);
+    cache_held(held, cache, layer, sequence);
+    for (int64_t p = 0; p < length; p++)
+        if (seen_by->window == 0 || p < seen_by->keep || p >= recent) holds = holds && held[p];
+    free(held);
+    return holds;
+}

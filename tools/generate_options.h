@@ -1,0 +1,28 @@
+/** @file
+ * What `kvcache generate` is asked for. */
+#ifndef KVCACHE_TOOLS_GENERATE_OPTIONS_H
+#define KVCACHE_TOOLS_GENERATE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "generate/transformer.h"
+
+/** The command line. Texts are borrowed from it. */
+typedef struct generate_options {
+    const char *model, *tokenizer, *prompt;
+    const char *perplexity; /**< the text to measure; NULL: a text is written */
+    const char *trace;
+    int64_t steps; /**< 0: not given */
+    int64_t speculate, seed;
+    double temperature, top_p;
+    const char *cache;          /**< its kind in the user's words, for the figures */
+    transformer_options engine; /**< but for max_positions, which depends on the model */
+    bool quiet;
+} generate_options;
+
+/** Reads the command line into *out, zeroed. After --help there is no model.
+ * @return CLI_DONE, or CLI_USAGE with a line */
+int generate_options_take(generate_options *out, int argc, char **argv);
+
+#endif
