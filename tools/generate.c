@@ -1,8 +1,6 @@
 /* kvcache generate: a model continues a prompt, or measures how well it predicts a text. The engine
  * is examples/generate; here are its errors and its figures. */
 
-#include "generate/generate.h"
-
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,34 +12,12 @@
 
 #include "cli.h"
 #include "commands.h"
-#include "generate_options.h"
+#include "generate_session.h"
 #include "perplexity.h"
 #include "report.h"
-#include "stats.h"
 #include "trace.h"
 
 enum { DEFAULT_STEPS = 256 };
-
-/* All that a run takes. Zeroed, it can be ended. */
-typedef struct session {
-    const generate_options *wanted;
-    checkpoint model;
-    tokenizer tokens;
-    int32_t *prompt; /* [prompt_count] BOS first; or the text to predict */
-    int64_t prompt_count, steps;
-    kvc_pool *pool;
-    transformer transformer;
-    sampler sampler;
-    bool shares_terminal;     /* text and progress would mix */
-    int64_t done;             /* positions computed */
-    kvc_pool_stats pool_then; /* at the end of the last forward, for the trace */
-    stats_samples step_ns;    /* of each forward after the prompt */
-    uint64_t forward_ns;      /* when the forward at work began */
-    uint64_t prompt_ns;       /* time of the prompt's forwards */
-    uint64_t steps_ns;        /* time of the others */
-    uint64_t continuation_ns; /* steps_ns, drawing tokens and printing */
-    generation_figures figures;
-} session;
 
 /* Getting ready. */
 
@@ -58,9 +34,12 @@ static bool make_engine(session *s, failure *error) {
     wanted.max_positions = s->steps;
     if (kvc_pool_new(&s->pool, kvc_device_cpu()) != KVC_OK)
         return failure_set_library(error, "the pool");
-    return transformer_init(&s->transformer, &s->model, s->pool, &wanted, error) &&
-           sampler_init(&s->sampler, s->model.vocab_size, (float)o->temperature, (float)o->top_p,
-                        (uint64_t)o->seed, error);
+    if (!transformer_init(&s->transformer, &s->model, s->pool, &wanted, error)) return false;
+    for (int64_t i = 0; i < o->parallel; i++)
+        if (!sampler_init(&s->samplers[i], s->model.vocab_size, (float)o->temperature,
+                          (float)o->top_p, (uint64_t)(o->seed + i), error))
+            return false;
+    return true;
 }
 
 /* Encodes the prompt, or the text to predict. */
@@ -87,6 +66,7 @@ static int prepare(session *s) {
     if (!tokenizer_init(&s->tokens, o->tokenizer, s->model.vocab_size, &error) ||
         !read_prompt(s, &error))
         return cli_fail("%s", error.sentence);
+    if (!cache_kind_fits("--cache", &o->kind, s->model.head_dim)) return CLI_USAGE;
     s->steps = o->steps > 0    ? o->steps
                : o->perplexity ? s->model.seq_len
                                : default_steps(s->prompt_count, s->model.seq_len);
@@ -97,7 +77,7 @@ static int prepare(session *s) {
 static void end(session *s) {
     trace_discard();
     stats_free(&s->step_ns);
-    sampler_deinit(&s->sampler);
+    for (int i = 0; i < TRANSFORMER_MOST; i++) sampler_deinit(&s->samplers[i]);
     transformer_deinit(&s->transformer);
     kvc_pool_free(s->pool);
     free(s->prompt);
@@ -107,14 +87,14 @@ static void end(session *s) {
 
 /* Figures. */
 
-static void print_speed(const char *what, int64_t positions, uint64_t ns) {
+void session_print_speed(const char *what, int64_t positions, uint64_t ns) {
     char ms[REPORT_ROOM], speed[REPORT_ROOM];
     (void)fprintf(stderr, "%-12s%lld positions in %s ms, %s positions/s", what,
                   (long long)positions, report_number(ms, 1e-6 * (double)ns),
                   report_number(speed, 1e9 * (double)positions / (double)ns));
 }
 
-static void print_shares(const session *s, uint64_t ns) {
+void session_print_shares(const session *s, uint64_t ns) {
     const double append = 100 * (double)s->transformer.append_ns / (double)ns;
     const double attention = 100 * (double)s->transformer.attention_ns / (double)ns;
     (void)fprintf(stderr, "%-12sattention %.1f %%, append %.1f %%, rest of the model %.1f %%\n",
@@ -122,11 +102,12 @@ static void print_shares(const session *s, uint64_t ns) {
 }
 
 static void print_guesses(const generation_figures *f) {
+    const int64_t positions = f->forwards + f->accepted;
     (void)fprintf(stderr,
                   "%-12s%lld of %lld drafted tokens accepted; %lld forwards for %lld "
                   "positions\n",
                   "speculation", (long long)f->accepted, (long long)f->drafted,
-                  (long long)f->forwards, (long long)(f->forwards + f->accepted));
+                  (long long)f->forwards, (long long)positions);
 }
 
 static void print_times(session *s) {
@@ -134,17 +115,17 @@ static void print_times(session *s) {
     const stats_summary step = stats_summarise(&s->step_ns);
     const int64_t done = s->figures.positions;
     const int64_t in_prompt = done < s->prompt_count ? done : s->prompt_count;
-    print_speed("prompt", in_prompt, s->prompt_ns);
+    session_print_speed("prompt", in_prompt, s->prompt_ns);
     if (done < s->prompt_count - 1)
         (void)fprintf(stderr, "; --steps ended within its %lld tokens", (long long)s->prompt_count);
     (void)fputc('\n', stderr);
     if (step.count > 0) {
-        print_speed("continued", done - s->prompt_count, s->continuation_ns);
+        session_print_speed("continued", done - s->prompt_count, s->continuation_ns);
         (void)fprintf(stderr, "; step p50 %s us, p99 %s us\n", report_number(p50, 1e-3 * step.p50),
                       report_number(p99, 1e-3 * step.p99));
     }
     if (s->wanted->speculate > 0) print_guesses(&s->figures);
-    print_shares(s, s->prompt_ns + s->steps_ns);
+    session_print_shares(s, s->prompt_ns + s->steps_ns);
 }
 
 static void print_cache(const session *s) {
@@ -157,7 +138,7 @@ static void print_cache(const session *s) {
                       kvc_dtype_name(s->wanted->engine.kv_dtype),
                       report_bytes(used, (double)nbytes.used),
                       report_bytes(resident, (double)nbytes.resident));
-    if (kvc_attention_explain(&how, t->attention, t->cache, 0) == KVC_OK)
+    if (kvc_attention_explain(&how, t->step ? t->step : t->attention, t->cache, 0) == KVC_OK)
         (void)fprintf(stderr, "%-12s%s%s%s\n", "attention", how.reason, *how.remedy ? "; " : "",
                       how.remedy);
 }
@@ -177,7 +158,7 @@ static const char *track(const session *s) {
     return s->done < s->prompt_count ? "prompt" : "step";
 }
 
-static void forward_begins(void *context, int64_t done) {
+void session_forward_begins(void *context, int64_t done) {
     session *s = context;
     s->done = done;
     trace_step_begin(track(s));
@@ -191,7 +172,7 @@ static void trace_pool_use(session *s) {
     s->pool_then = now;
 }
 
-static void forward_ended(void *context, int64_t done) {
+void session_forward_ended(void *context, int64_t done) {
     session *s = context;
     const uint64_t ns = stats_now_ns() - s->forward_ns;
     trace_step_end();
@@ -214,15 +195,15 @@ static int continue_prompt(session *s) {
                                .steps = s->steps,
                                .speculate = s->wanted->speculate,
                                .text = print_text,
-                               .forward_begins = forward_begins,
-                               .forward_ended = forward_ended,
+                               .forward_begins = session_forward_begins,
+                               .forward_ended = session_forward_ended,
                                .context = s};
     failure error;
     s->shares_terminal = isatty(STDOUT_FILENO) != 0;
     const uint64_t start_ns = stats_now_ns();
     trace_record(true);
     const bool done =
-        generate(&s->transformer, &s->tokens, &s->sampler, &wanted, &s->figures, &error);
+        generate(&s->transformer, &s->tokens, &s->samplers[0], &wanted, &s->figures, &error);
     trace_record(false);
     s->continuation_ns = stats_now_ns() - start_ns - s->prompt_ns;
     cli_progress_end();
@@ -251,9 +232,9 @@ static int measure_text(session *s) {
            exp(nats), nats, (long long)all.tokens, (long long)all.windows, (long long)s->steps);
     const int status = cli_flush(CLI_DONE);
     if (status != CLI_DONE || s->wanted->quiet) return status;
-    print_speed("predicted", all.tokens, ns);
+    session_print_speed("predicted", all.tokens, ns);
     (void)fputc('\n', stderr);
-    print_shares(s, ns);
+    session_print_shares(s, ns);
     return CLI_DONE;
 }
 
@@ -263,7 +244,10 @@ int kvc_tool_generate(int argc, char **argv) {
     if (status != CLI_DONE || !wanted.model) return status;
     session s = {.wanted = &wanted};
     status = prepare(&s);
-    if (status == CLI_DONE) status = wanted.perplexity ? measure_text(&s) : continue_prompt(&s);
+    if (status == CLI_DONE)
+        status = wanted.perplexity     ? measure_text(&s)
+                 : wanted.parallel > 1 ? session_continue_parallel(&s)
+                                       : continue_prompt(&s);
     if (status == CLI_DONE && !wanted.quiet) print_cache(&s);
     if (status == CLI_DONE) status = trace_close(stderr);
     end(&s);

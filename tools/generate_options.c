@@ -2,7 +2,6 @@
 
 #include <stdio.h>
 
-#include "cache_option.h"
 #include "cli.h"
 
 static const char help[] =
@@ -23,14 +22,21 @@ static const char help[] =
     "  --seed S            equal seeds give equal texts; 1 by default\n"
     "  --speculate K       guess up to K tokens, as they followed the same words before, and\n"
     "                      check them in one forward: the same text; 0 to 63, 0 by default\n"
+    "  --parallel N        N continuations of the prompt, which is computed and held once; the\n"
+    "                      first has the seed S, the next S + 1, and so on; wants --cache paged\n"
     "\n"
     "Instead of a text:\n"
     "  --perplexity FILE   print the model's perplexity over the text in FILE, in windows of\n"
     "                      --steps tokens, the model's context by default\n"
     "\n"
     "The cache:\n"
-    "  --cache KIND        reserve (the default), chunk, or concat, which copies it at every step\n"
-    "  --kv-dtype DTYPE    of its keys and values: f32 (the default), f16 or bf16\n"
+    "  --cache KIND        how it grows: reserve (the default), chunk, paged[:BLOCK] in blocks of\n"
+    "                      positions, or concat, which copies it at every step; what it keeps:\n"
+    "                      window:W[:KEEP], the last W positions and of these the first KEEP for\n"
+    "                      ever; how it is packed: qBITS[:GROUP], as q8 or q4:32. One of each may\n"
+    "                      be joined by +, as q8:32+paged\n"
+    "  --kv-dtype DTYPE    of its keys and values, where packed of their scales: f32 (the\n"
+    "                      default), f16 or bf16\n"
     "  --chunk N           positions by which it grows; 256 by default\n"
     "  --strict            fail rather than take a slow path of attention\n"
     "\n"
@@ -47,6 +53,7 @@ enum {
     OPTION_TOP_P,
     OPTION_SEED,
     OPTION_SPECULATE,
+    OPTION_PARALLEL,
     OPTION_PERPLEXITY,
     OPTION_CACHE,
     OPTION_KV_DTYPE,
@@ -64,6 +71,7 @@ static const struct option options[] = {
     {"top-p", required_argument, NULL, OPTION_TOP_P},
     {"seed", required_argument, NULL, OPTION_SEED},
     {"speculate", required_argument, NULL, OPTION_SPECULATE},
+    {"parallel", required_argument, NULL, OPTION_PARALLEL},
     {"perplexity", required_argument, NULL, OPTION_PERPLEXITY},
     {"cache", required_argument, NULL, OPTION_CACHE},
     {"kv-dtype", required_argument, NULL, OPTION_KV_DTYPE},
@@ -75,7 +83,7 @@ static const struct option options[] = {
 
 static bool take_cache(generate_options *o, const char *value) {
     o->cache = value;
-    return cache_option(value, &o->engine);
+    return cache_kind_read("--cache", value, &o->kind);
 }
 
 static bool take(generate_options *o, int option, const char *value) {
@@ -88,6 +96,7 @@ static bool take(generate_options *o, int option, const char *value) {
     case OPTION_TOP_P: return cli_double("--top-p", value, 0, 1, &o->top_p);
     case OPTION_SEED: return cli_int64("--seed", value, 0, INT64_MAX, &o->seed);
     case OPTION_SPECULATE: return cli_int64("--speculate", value, 0, most_guesses, &o->speculate);
+    case OPTION_PARALLEL: return cli_int64("--parallel", value, 1, TRANSFORMER_MOST, &o->parallel);
     case OPTION_PERPLEXITY: o->perplexity = value; return true;
     case OPTION_CACHE: return take_cache(o, value);
     case OPTION_KV_DTYPE: return cli_dtype("--kv-dtype", value, &o->engine.kv_dtype);
@@ -107,13 +116,36 @@ static const char *text_option(int option) {
     case OPTION_TOP_P: return "--top-p";
     case OPTION_SEED: return "--seed";
     case OPTION_SPECULATE: return "--speculate";
+    case OPTION_PARALLEL: return "--parallel";
     default: return NULL;
     }
+}
+
+static bool check_parallel(const generate_options *o) {
+    if (o->parallel == 1) return true;
+    if (o->speculate) (void)cli_usage("--speculate: given with --parallel; one of the two wanted");
+    else if (o->kind.growth != KVC_GROW_PAGED)
+        (void)cli_usage("--cache: '%s' given; --parallel shares blocks, paged[:BLOCK] wanted",
+                        o->cache);
+    return o->speculate == 0 && o->kind.growth == KVC_GROW_PAGED;
+}
+
+/* What the engine is to be asked for. */
+static void set_engine(generate_options *o) {
+    o->engine.growth = o->kind.growth;
+    o->engine.window = o->kind.window;
+    o->engine.keep = o->kind.keep;
+    o->engine.kv_bits = o->kind.bits;
+    o->engine.kv_group = o->kind.group;
+    o->engine.block = o->kind.block;
+    o->engine.slack = o->speculate;
+    o->engine.sequences = o->parallel;
 }
 
 int generate_options_take(generate_options *out, int argc, char **argv) {
     generate_options o = {.prompt = "",
                           .seed = 1,
+                          .parallel = 1,
                           .temperature = 1,
                           .top_p = 0.9,
                           .cache = "reserve",
@@ -134,6 +166,8 @@ int generate_options_take(generate_options *out, int argc, char **argv) {
     if (o.perplexity && o.steps == 1)
         return cli_usage("--steps: 1 given, 2 or more tokens wanted by --perplexity: BOS and one "
                          "that follows");
+    if (!check_parallel(&o)) return CLI_USAGE;
+    set_engine(&o);
     *out = o;
     return CLI_DONE;
 }

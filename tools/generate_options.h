@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cache_kind.h"
 #include "generate/transformer.h"
 
 /** The command line. Texts are borrowed from it. */
@@ -15,8 +16,10 @@ typedef struct generate_options {
     const char *trace;
     int64_t steps; /**< 0: not given */
     int64_t speculate, seed;
+    int64_t parallel; /**< 1: not given, one text */
     double temperature, top_p;
     const char *cache;          /**< its kind in the user's words, for the figures */
+    cache_kind kind;            /**< the same */
     transformer_options engine; /**< but for max_positions, which depends on the model */
     bool quiet;
 } generate_options;

@@ -43,7 +43,7 @@ bool perplexity_measure(perplexity *out, transformer *t, int32_t *tokens, int64_
         for (int64_t at = start, n; at < end; at += n) {
             n = end - at < TRANSFORMER_MOST ? end - at : TRANSFORMER_MOST;
             if (!add_forward(out, t, tokens + at, n, error)) return false;
-            cli_progress("%lld of %lld tokens", (long long)(at + n), (long long)(count - 1));
+            cli_progress("%lld of %lld tokens", (long long)out->tokens, (long long)count - 1);
         }
         out->windows++;
     }

@@ -22,6 +22,10 @@ KVC_BEGIN_DECLS
  * allocator that made it. Not thread-safe. */
 KVC_API void kvc_allocator_set(const kvc_allocator *allocator);
 
+/** Returns the allocator in use, for libraries above this one. Never NULL.
+ * @lifetime until the next kvc_allocator_set */
+KVC_API const kvc_allocator *kvc_allocator_get(void);
+
 KVC_END_DECLS
 
 #endif

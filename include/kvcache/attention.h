@@ -173,8 +173,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_quantized(kvc_attention *plan,
  * @param blocks        the caller holds those that lengths reach, until the call returns
  * @param layer         of these; its kv_heads, dims, dtype and packing are the plan's
  * @param tables        [batch][table_stride] ids, borrowed for the call: position p of sequence b
- * is row p % B of block tables[b · table_stride + p / B], with B as in blocks.h. What lies behind
- * the last block of a length may be anything
+ *                      is row p % B of block tables[b · table_stride + p / B], with B as in
+ *                      blocks.h. What lies behind the last block of a length may be anything
  * @param table_stride  from one sequence's ids to the next one's, >= 0
  * @param lengths       [batch] positions in use, 0 to table_stride · B. The longest is the length
  *                      that masks are made for

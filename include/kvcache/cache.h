@@ -24,8 +24,8 @@
  *   sequence was cut into appends makes no difference.
  *
  * All kinds hold the same positions, and attention.h reads them all. Views stay valid across
- * appends (an append writes behind them): a view keeps its buffer alive even when growth has moved
- * the cache to another.
+ * appends (an append writes behind them, but for windows): a view keeps its buffer alive even when
+ * growth has moved the cache to another.
  *
  * Threads: one writer or many readers at a time per cache.
  * @source MLX documentation, "Writing a Fast KV Cache"; mlx-lm's KVCache, whose capacity need not
@@ -103,8 +103,10 @@ typedef struct kvc_cache_stats {
     size_t struct_size;      /**< sizeof(kvc_cache_stats), set by the caller */
     uint64_t appends;        /**< appends and commits that succeeded, each of one layer */
     uint64_t appended_bytes; /**< written by the caller's appends, in the cache's dtype */
-    uint64_t copied_bytes;   /**< moved in all: appends and what growth copied */
-    uint64_t growths;        /**< times a layer took a larger buffer, or RESERVE committed memory */
+    uint64_t copied_bytes;   /**< moved in all by appends: what they wrote, what growth copied,
+                                  rows that windows turned, shared blocks before a write */
+    uint64_t growths;        /**< times a layer took another buffer, RESERVE committed memory, or a
+                                  sequence took blocks */
     uint64_t grown_bytes;    /**< bytes that growth copied from the old buffer to the new */
 } kvc_cache_stats;
 
@@ -117,7 +119,7 @@ KVC_BEGIN_DECLS
  * @param pool  borrowed for the call; the cache's buffers keep it alive
  * @errors KVC_E_INVALID names the field, what it holds and what it should; KVC_E_RANGE the sizes
  *         multiply to more than a size can hold; KVC_E_NOMEM; KVC_E_UNSUPPORTED (RESERVE on a
- *         device without reserve) */
+ *         device without reserve; windows and packed rows on one other than the cpu) */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_new(kvc_cache **out, kvc_pool *pool,
                                               const kvc_cache_desc *desc);
 
@@ -130,8 +132,8 @@ KVC_API void kvc_cache_free(kvc_cache *cache);
  *           pass; borrowed for the call, not overlapping the cache
  * @param v  [batch][kv_heads][n][value_dim], as k
  * @errors KVC_E_INVALID layer; KVC_E_SHAPE names the argument and both shapes; KVC_E_RANGE more
- *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the pages
- *         that it had got before the refusal, PAGED its own copies of blocks that were shared.
+ *         than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps the
+ *         pages that it had got before the refusal, PAGED its own copies of shared blocks.
  *         KVC_E_UNSUPPORTED the device cannot convert: the live positions are as before, room may
  *         have grown, what was prepared is void. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer,
@@ -141,7 +143,7 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_append(kvc_cache *cache, int64_t layer
  * sequences of several lengths advance, or some rest.
  * @param k       [batch][kv_heads][n][key_dim]
  * @param counts  [batch], 0 to n each
- * @errors KVC_E_RANGE a count, and as kvc_cache_append */
+ * @errors KVC_E_INVALID counts is NULL; KVC_E_RANGE a count; and as kvc_cache_append */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_append_ragged(kvc_cache *cache, int64_t layer,
                                                         const kvc_array *k, const kvc_array *v,
                                                         const int64_t *counts);
@@ -168,8 +170,9 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_commit(kvc_cache *cache, int64_t layer
  * @param v  as k
  * @errors KVC_E_INVALID layer; KVC_E_UNSUPPORTED packed rows (kvc_cache_view_quantized) or blocks
  *         (kvc_cache_block_table)
- * @lifetime until released. Appends write behind the view, to a window into it; after a trim or a
- *           clear they may write into any, as forks and reorderings do. */
+ * @lifetime until released. Appends write behind the view; after a trim or a clear they may write
+ *           into it, as forks and reorderings do. Of a window, until the next append, which writes
+ *           into it, and may give back the memory of its longer ring. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view(const kvc_cache *cache, int64_t layer, kvc_array *k,
                                                kvc_array *v);
 
@@ -219,17 +222,18 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_fork(kvc_cache *cache, int64_t to, int
 /** Makes sequence b hold what sequence from[b] did, for all b at once: the step of a beam search.
  * Costs as forks do; a sequence that stays where it is costs nothing.
  * @param from  [batch]; one may come several times, or not at all
- * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. KVC_E_UNSUPPORTED the
- *         device cannot copy: those that were to change are empty. */
+ * @errors KVC_E_INVALID a sequence; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. KVC_E_UNSUPPORTED
+ *         the device cannot copy: those that were to change are empty. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_reorder(kvc_cache *cache, const int64_t *from);
 
 /** Appends all that a cache holds to an empty one of the same layers and batch, whatever their
  * kinds: packed where `to` is, unpacked where it is not, into blocks and out of them. O(bytes).
  * @param to    empty. Its windows take their last positions (and those that they keep)
- * @param from  its windows must hold all that those of `to` would
- * @errors KVC_E_INVALID a cache is NULL, to is not empty, or both are the same; KVC_E_SHAPE layers,
- *         batch, kv_heads or dims differ; KVC_E_RANGE positions that a window does not hold any
- *         more; those of kvc_cache_append. `to` is empty then. */
+ * @param from  its windows must hold what those of `to` see
+ * @errors KVC_E_INVALID a cache is NULL, to is not empty, both are the same or on two devices;
+ *         KVC_E_SHAPE layers, batch, kv_heads or dims differ; KVC_E_RANGE positions that a window
+ *         does not hold any more. Nothing changed. Those of kvc_cache_append: `to` is empty then,
+ *         and keeps the room that it had got. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_copy(kvc_cache *to, const kvc_cache *from);
 
 /** Lends a sequence's block table, of a paged cache: block i has positions [i · B, (i + 1) · B) in
@@ -244,8 +248,9 @@ KVC_API kvc_status kvc_cache_block_table(const kvc_cache *cache, int64_t sequenc
 /** Begins an empty sequence of a paged cache with whole blocks that are there already, such as a
  * prefix tree's match: every layer then has n · B positions. O(n).
  * @param ids  [n], held by the caller, who keeps its references; the cache takes its own
- * @errors KVC_E_INVALID sequence, a block that nobody holds; KVC_E_RANGE the sequence is not empty,
- *         n < 0 or more than max_positions; KVC_E_UNSUPPORTED the cache is not paged; KVC_E_NOMEM.
+ * @errors KVC_E_INVALID sequence, ids, a block that nobody holds; KVC_E_RANGE the sequence is not
+ *         empty, n < 0 or more than max_positions; KVC_E_UNSUPPORTED the cache is not paged;
+ *         KVC_E_NOMEM.
  *         Nothing changed. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_adopt(kvc_cache *cache, int64_t sequence,
                                                 const int32_t *ids, int64_t n);
@@ -265,7 +270,7 @@ KVC_API int64_t kvc_cache_capacity(const kvc_cache *cache, int64_t layer);
  * @lifetime of specs: the cache's */
 KVC_API kvc_status kvc_cache_desc_get(const kvc_cache *cache, kvc_cache_desc *out);
 
-/** Adds up the bytes of all layers. O(layers).
+/** Adds up the bytes of all layers. O(layers · batch).
  * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes *out);
 
@@ -273,7 +278,8 @@ KVC_API kvc_status kvc_cache_nbytes_get(const kvc_cache *cache, kvc_cache_nbytes
  * @errors KVC_E_INVALID cache is NULL, out->struct_size is not set */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_cache_stats *out);
 
-/** Verifies every invariant of every layer. O(layers · batch), and by RESERVE O(live pages).
+/** Verifies every invariant of every layer. O(layers · batch), and by RESERVE O(live pages), by
+ * PAGED O(blocks).
  * @errors KVC_E_CORRUPT the sentence says which one; KVC_E_INVALID cache is NULL */
 KVC_API kvc_status kvc_cache_check(const kvc_cache *cache);
 

@@ -17,7 +17,8 @@
     X(KVC_E_LIMIT, -5, "the pool's memory limit is reached")                                       \
     X(KVC_E_UNSUPPORTED, -6, "the device or build does not do this")                               \
     X(KVC_E_SLOW, -7, "strict mode refuses a slow path")                                           \
-    X(KVC_E_CORRUPT, -8, "an invariant does not hold")
+    X(KVC_E_CORRUPT, -8, "an invariant does not hold, or a file is not what it should be")         \
+    X(KVC_E_IO, -9, "the system could not read or write a file")
 
 /** The end of a call: KVC_OK, or what went wrong. */
 typedef enum kvc_status {
@@ -38,6 +39,11 @@ KVC_API const char *kvc_status_text(kvc_status status);
  * wanted. Never NULL; empty before the first failure. A success does not clear it.
  * @lifetime until the next failing call of this thread */
 KVC_API const char *kvc_last_error(void);
+
+/** Records the sentence that kvc_last_error returns, as printf would; what is longer than 511 bytes
+ * is cut. For libraries above this one and for callbacks that return a status; the last sentence
+ * may be an argument. */
+KVC_API KVC_PRINTF(1, 2) void kvc_last_error_set(const char *format, ...);
 
 KVC_END_DECLS
 

@@ -26,6 +26,10 @@ void kvc_allocator_set(const kvc_allocator *allocator) {
     current = allocator ? *allocator : system_allocator;
 }
 
+const kvc_allocator *kvc_allocator_get(void) {
+    return &current;
+}
+
 void *kvc__calloc_or_null(size_t count, size_t bytes) {
     size_t total;
     if (!kvc__mul(&total, count, bytes)) return NULL;

@@ -7,12 +7,9 @@
 
 #include <kvcache/status.h>
 
-/** Records the sentence of kvc_last_error: the argument, what was given, what was wanted. */
-__attribute__((format(printf, 1, 2))) void kvc__set_error(const char *format, ...);
-
 /** Records a sentence (a format and its arguments) and yields status, for `return`. A macro, so
  * that compilers see which value a failing path returns. */
-#define kvc__fail(status, ...) (kvc__set_error(__VA_ARGS__), (status))
+#define kvc__fail(status, ...) (kvc_last_error_set(__VA_ARGS__), (status))
 
 /** Returns from the calling function when an expression is not KVC_OK. */
 #define KVC_TRY(expression)                                                                        \

@@ -39,11 +39,13 @@ const char *kvc_last_error(void) {
     return last_error;
 }
 
-void kvc__set_error(const char *format, ...) {
+void kvc_last_error_set(const char *format, ...) {
+    char sentence[sizeof last_error]; /* an argument may be the last one */
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(last_error, sizeof last_error, format, arguments);
+    (void)vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
+    memcpy(last_error, sentence, sizeof sentence);
 }
 
 /* A struct's tag: the size that its owner compiled it with. */

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes the first inputs of the fuzz targets.
 
-    make_seeds.py FOLDER    makes FOLDER/checkpoint_fuzz/ and FOLDER/tokenizer_fuzz/"""
+    make_seeds.py FOLDER    makes FOLDER/<target>/ for each of them"""
 
+import json
 import struct
 import sys
 from pathlib import Path
@@ -31,6 +32,37 @@ def tokenizers():
             yield data[:-1]
 
 
+def safetensors():
+    def entry(dtype, shape, begin, end):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    headers = [
+        ({}, 0),
+        ({"__metadata__": None, "a": entry("F32", [1, 2], 0, 8)}, 8),
+        ({"1.0": entry("BF16", [1, 1, 3, 2], 8, 20), "0.0": entry("I64", [], 0, 8),
+          "e": entry("F8_E4M3", [4, 0], 8, 8),
+          "__metadata__": {"2.0": "KVCache", "\u00e9\u6f22": "\"\\\n"}}, 20),
+        ({"q": entry("F4", [2, 3], 0, 3), "b": entry("BOOL", [1], 3, 4)}, 4),
+        ({"__metadata__": {"kvc.xxh3.header": "7" * 32, "kvc.xxh3.tensors": "0" * 32},
+          "a": entry("U8", [1], 0, 1)}, 1),
+        ({"a": entry("U32", [2**31, 2**31], 0, 2**62)}, 0),
+    ]
+    for header, size in headers:
+        for ascii_only in True, False:
+            text = json.dumps(header, ensure_ascii=ascii_only,
+                              separators=(",", ":")).encode() + b" " * 3
+            data = text + bytes(range(size))
+            yield bytes([1, size]) + data
+            yield bytes([3, size]) + data
+            yield bytes([0, 0]) + struct.pack("<Q", len(text)) + data
+    # As the library writes it: docs/FORMAT.md has this file.
+    text = ('{"__metadata__":{"kvc.xxh3.header":"16f0fec7290b83cce8792bf64a6d506e",'
+            '"kvc.xxh3.tensors":"49a04899597a3567537653a0d9955b86bbf01262d3ba2a4b5b65fa69210d0f3d",'
+            '"note":"two tensors"},'
+            '"c":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]},'
+            '"ab":{"dtype":"BF16","shape":[3],"data_offsets":[4,10]}}').ljust(312).encode()
+    yield bytes([1, 10]) + text + bytes([1, 2, 3, 4, 0x80, 0x3f, 0, 0x40, 0x40, 0x40])
+
+
 def write(folder, inputs):
     folder.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(inputs):
@@ -41,4 +73,5 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     write(Path(sys.argv[1]) / "checkpoint_fuzz", checkpoints())
+    write(Path(sys.argv[1]) / "safetensors_fuzz", safetensors())
     write(Path(sys.argv[1]) / "tokenizer_fuzz", tokenizers())

@@ -18,6 +18,12 @@ expect_runs() {
     echo "ok: ${1#"$work"/}"
 }
 
+# expect_store_runs <program>…: the same of programs that save a file.
+expect_store_runs() {
+    local program
+    for program; do expect_runs "$program" "$work/saved.safetensors"; done
+}
+
 "$CMAKE" --install "$BUILD_DIR" --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/prefix"
 if grep -rIl "$work/first" "$work/prefix"; then echo "the files above name their prefix" && exit 1; fi
@@ -38,6 +44,18 @@ expect_runs "$work/c-shared"
 expect_runs "$work/cxx-shared"
 expect_runs "$work/c-static"
 
+# libkvcache-store, where it was built.
+store=OFF
+if [[ -e ${pc%/*}/kvcache-store.pc ]]; then
+    store=ON
+    # shellcheck disable=SC2046 # several options
+    {
+        "$CC" -o "$work/store-shared" "$here/store.c" $(pkg-config --cflags --libs kvcache-store) -Wl,-rpath,"$libdir"
+        "$CC" -static -o "$work/store-static" "$here/store.c" $(pkg-config --cflags --static --libs kvcache-store)
+    }
+    expect_store_runs "$work/store-shared" "$work/store-static"
+fi
+
 # build_consumer <folder> <option>…
 build_consumer() {
     {
@@ -45,10 +63,13 @@ build_consumer() {
             -DCMAKE_CXX_COMPILER="$CXX" "${@:2}" && "$CMAKE" --build "$work/$1"
     } >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
     for program in c-default c-static cxx-default; do expect_runs "$work/$1/$program"; done
+    [[ "${*:2}" != *WITH_STORE=ON* ]] || expect_store_runs "$work/$1/store-default" "$work/$1/store-static"
 }
 build_consumer find-package -DCMAKE_PREFIX_PATH="$work/prefix"
+[[ $store == OFF ]] || build_consumer find-package-store -DCMAKE_PREFIX_PATH="$work/prefix" -DWITH_STORE=ON
 build_consumer add-subdirectory -DKVCACHE_SOURCE="$SOURCE_DIR"
-for unasked in kvcache status_test; do
+[[ $store == OFF ]] || build_consumer add-subdirectory-store -DKVCACHE_SOURCE="$SOURCE_DIR" -DWITH_STORE=ON
+for unasked in kvcache status_test libkvcache-store.a; do
     if [[ -n $(find "$work/add-subdirectory" -name $unasked -type f) ]]; then
         echo "add_subdirectory built $unasked, which nobody asked for" && exit 1
     fi

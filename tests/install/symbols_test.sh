@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# libkvcache.so exports what the headers declare, under a version, and nothing else; it needs the C
-# library, its math and its threads, and nothing else. libkvcache.a takes no names but kvc_….
+# Each shared library exports what its headers declare, under a version, and nothing else, and needs
+# nothing but what it may need: the core the C library, its math and its threads. The archives take
+# no names but kvc_….
 set -euo pipefail
 
-library=$BUILD_DIR/libkvcache.so
 failed=0
 
 # expect_none <what is wrong> <lines>: fails where there are lines.
@@ -13,32 +13,45 @@ expect_none() {
     failed=1
 }
 
-needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
-expect_none "libkvcache.so needs more than libc, libm and pthreads" \
-    "$(grep -vE '^(libc|libm|libpthread|ld-linux[a-z0-9-]*)\.so\.[0-9]+$' <<<"$needed" || true)"
-
 version=$(sed -n 's/^#define KVC_VERSION_[A-Z]* //p' "$SOURCE_DIR/include/kvcache/version.h" | paste -sd.)
 case $version in
 0.*) abi=${version%.*} ;;
 *) abi=${version%%.*} ;;
 esac
-soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
-[[ $soname == "libkvcache.so.$abi" ]] ||
-    expect_none "soname, libkvcache.so.$abi wanted" "$soname"
 
-exported=$(nm -D --defined-only --format=just-symbols "$library" | grep -v '^KVCACHE_')
-expect_none "exported, but not as kvc_name@@KVCACHE_$abi" \
-    "$(grep -vE "^kvc_[a-z0-9]+(_[a-z0-9]+)*@@KVCACHE_$abi\$" <<<"$exported" || true)"
+# declared <header>…: the functions that these headers declare, those of the headers they include too.
+declared() {
+    printf '#include <kvcache/%s>\n' "$@" | "$CC" -I "$SOURCE_DIR/include" -E -P - | tr '\n' ' ' |
+        grep -oE 'visibility\("default"\)[^;]*;' | grep -oE '\bkvc_[a-z0-9_]+ *\(' | tr -d '( ' | sort -u
+}
 
-declared=$(echo '#include <kvcache/kvcache.h>' | "$CC" -I "$SOURCE_DIR/include" -E -P - | tr '\n' ' ' |
-    grep -oE 'visibility\("default"\)[^;]*;' | grep -oE 'kvc_[a-z0-9_]+\(' | tr -d '(' | sort)
-names=$(cut -d@ -f1 <<<"$exported" | sort)
-expect_none "declared with KVC_API, but not exported" "$(comm -23 <(echo "$declared") <(echo "$names"))"
-expect_none "exported, but declared in no header" "$(comm -13 <(echo "$declared") <(echo "$names"))"
+# check_library <name> <version's name> <declared functions> <what it may need>
+check_library() {
+    local library=$BUILD_DIR/$1.so needed soname exported names
+    needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+    expect_none "$1.so needs more than $4" "$(grep -vE "^($4)\.so\.[0-9.]+$" <<<"$needed" || true)"
 
-expect_none "names of libkvcache.a that are not kvc_…" \
-    "$(nm --defined-only --extern-only --format=just-symbols "$BUILD_DIR/libkvcache.a" 2>/dev/null |
-        grep -vE '^(kvc_|$|.*\.o:$)' || true)"
+    soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
+    [[ $soname == "$1.so.$abi" ]] || expect_none "soname, $1.so.$abi wanted" "$soname"
 
-echo "$(wc -l <<<"$exported") symbols; needs ${needed//$'\n'/ }"
+    exported=$(nm -D --defined-only --format=just-symbols "$library" | grep -v '^KVCACHE_')
+    expect_none "exported, but not as kvc_name@@$2_$abi" \
+        "$(grep -vE "^kvc_[a-z0-9]+(_[a-z0-9]+)*@@$2_$abi\$" <<<"$exported" || true)"
+    names=$(cut -d@ -f1 <<<"$exported" | sort)
+    expect_none "declared with KVC_API, but not exported" "$(comm -23 <(echo "$3") <(echo "$names"))"
+    expect_none "exported, but declared in no header" "$(comm -13 <(echo "$3") <(echo "$names"))"
+
+    expect_none "names of $1.a that are not kvc_…" \
+        "$(nm --defined-only --extern-only --format=just-symbols "$BUILD_DIR/$1.a" 2>/dev/null |
+            grep -vE '^(kvc_|$|.*\.o:$)' || true)"
+    echo "$1: $(wc -l <<<"$exported") symbols; needs ${needed//$'\n'/ }"
+}
+
+core=$(declared kvcache.h)
+libc='libc|libm|libpthread|ld-linux[a-z0-9-]*'
+check_library libkvcache KVCACHE "$core" "$libc"
+if [[ -e $BUILD_DIR/libkvcache-store.so ]]; then
+    check_library libkvcache-store KVCACHE_STORE "$(comm -13 <(echo "$core") <(declared safetensors.h))" \
+        "$libc|libkvcache|libjansson"
+fi
 exit $failed

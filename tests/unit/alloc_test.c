@@ -43,6 +43,7 @@ static void alloc__the_caller_s_allocator_serves_and_is_told_the_sizes(void **st
     kvc__free(memory, 10, 24);
     kvc__free(NULL, 10, 24);
     assert_int_equal(c.freed_bytes, 240);
+    assert_ptr_equal(kvc_allocator_get()->context, &c);
 }
 
 static void alloc__want_of_memory_is_an_error_that_names_what_for(void **state) {

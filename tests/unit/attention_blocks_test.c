@@ -180,7 +180,7 @@ static void blocks__every_tail_and_number_of_rows_is_right(void **state) {
     uint64_t seed = test_seed(82);
     for (int n = 0; n < COUNT(block_positions); n++)
         for (int l = 0; l < COUNT(edges); l++)
-            for (int64_t rows = 1; rows <= 9; rows += 1 + test_below(&seed, 3))
+            for (int64_t rows = 1; rows <= 9; rows += 2 + test_below(&seed, 3))
                 check(&(test_case){.q_heads = rows,
                                    .key_dim = test_below(&seed, 2) ? 128 : 64,
                                    .kv_dtype = KVC_BF16,
@@ -198,7 +198,7 @@ static void blocks__long_sequences_are_right(void **state) {
                                .key_dim = 64,
                                .value_dim = n % 2 ? 64 : 48,
                                .kv_dtype = KVC_F16,
-                               .length = 3000 + test_below(&seed, 300)},
+                               .length = 1500 + test_below(&seed, 300)},
                   block_positions[n], &seed);
 }
 
@@ -220,7 +220,7 @@ static void blocks__many_queries_are_right(void **state) {
 static void blocks__variants_are_right(void **state) {
     (void)state;
     uint64_t seed = test_seed(85);
-    for (int i = 0; i < 250; i++) {
+    for (int i = 0; i < 120; i++) {
         const int64_t heads = 1 + test_below(&seed, 2), queries = 1 + test_below(&seed, 6);
         const int64_t length = queries + test_below(&seed, 300);
         const int64_t lengths[] = {test_below(&seed, length + 1), length, test_below(&seed, 2)};

@@ -74,6 +74,13 @@ static void *fail_elsewhere(void *argument) {
     return NULL;
 }
 
+static void error__a_sentence_may_hold_the_one_before(void **state) {
+    (void)state;
+    kvc_last_error_set("%d given", 7);
+    kvc_last_error_set("layer: %s", kvc_last_error());
+    assert_string_equal(kvc_last_error(), "layer: 7 given");
+}
+
 static void error__each_thread_has_its_own_sentence(void **state) {
     (void)state;
     (void)kvc__fail(KVC_E_INVALID, "here");
@@ -149,6 +156,7 @@ int main(void) {
         cmocka_unit_test(error__a_failure_returns_its_status_and_leaves_its_sentence),
         cmocka_unit_test(error__try_returns_at_the_first_failure),
         cmocka_unit_test(error__a_sentence_too_long_is_cut_and_still_ends),
+        cmocka_unit_test(error__a_sentence_may_hold_the_one_before),
         cmocka_unit_test(error__each_thread_has_its_own_sentence),
         cmocka_unit_test(structs__an_old_caller_receives_the_fields_it_knows),
         cmocka_unit_test(structs__a_new_caller_keeps_the_fields_that_the_library_does_not_know),
