@@ -86,7 +86,8 @@ static int list_rows(attend_floor *f, const kvc_cache *cache, int64_t layer, con
                      const attend_sight *s) {
     const int64_t batch = p->array[0].shape[0], rows = p->array[0].shape[2];
     int64_t *positions = malloc((size_t)(rows + 1) * sizeof *positions);
-    int status = positions ? CLI_DONE : cli_fail("no memory for %" PRId64 " positions", rows);
+    int status = CLI_DONE;
+    if (!positions) return cli_fail("no memory for %" PRId64 " positions", rows);
     for (int64_t b = 0; b < batch && status == CLI_DONE; b++) {
         if (kvc_cache_row_positions(cache, layer, b, positions, rows) != KVC_OK)
             status = cli_fail_library("cache");

@@ -98,15 +98,27 @@ static void pack_pieces(const kvc__layer *layer, const kvc__packing *row, const 
     }
 }
 
+/* Asks for the lines of a row that will be written: what is packed has few bytes, in many places.
+ * It may lie behind the last head. */
+static void ask(const char *row, size_t bytes) {
+    enum { LINE_BYTES = 64 };
+    for (size_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 1, 3);
+}
+
+enum { AHEAD = 2 }; /* heads */
+
 static void write_packed(const kvc_cache *cache, const kvc__layer *layer, int side,
                          int64_t sequence, int64_t position, const kvc_array *rows) {
     const kvc_layer_spec *spec = &layer->spec;
     const int planes[3] = {side, KVC__SCALES + 2 * side, KVC__SCALES + 2 * side + 1};
     const kvc__packing packing = {spec->kv_bits, spec->kv_group, rows->shape[3] / spec->kv_group,
                                   rows->dtype, spec->dtype};
+    const kvc__pack_ops *ops = kvc__pack_best();
     kvc__place to[3];
     for (int p = 0; p < 3; p++) to[p] = kvc__place_of(cache, layer, planes[p], sequence, position);
-    for (int64_t h = 0; h < spec->kv_heads; h++)
+    for (int64_t h = 0; h < spec->kv_heads; h++) {
+        for (int p = 0; p < 3; p++)
+            ask(to[p].data + (h + AHEAD) * to[p].head_bytes, layer->planes[planes[p]].row.bytes);
         for (int64_t i = 0; i < rows->shape[2]; i++) {
             char *at[3];
             for (int p = 0; p < 3; p++)
@@ -115,8 +127,9 @@ static void write_packed(const kvc_cache *cache, const kvc__layer *layer, int si
             const kvc__packed row = {(uint8_t *)at[0], at[1], at[2]};
             if (rows->strides[3] != 1 || spec->rotated)
                 pack_pieces(layer, &packing, &row, rows, h, i);
-            else kvc__pack_best()->pack(&packing, &row, element_at(rows, h, i, 0));
+            else ops->pack(&packing, &row, element_at(rows, h, i, 0));
         }
+    }
 }
 
 kvc_status kvc__write_run(const kvc_cache *cache, const kvc__layer *layer, int side,

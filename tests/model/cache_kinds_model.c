@@ -20,9 +20,10 @@ static void random_geometry(model *m) {
     m->positions = between(m, 16, 40);
     for (int i = 0; i < MAX_LAYERS; i++) {
         const bool packable = !m->plain && one_in(m, 2);
+        const int64_t widest = one_in(m, 12) ? 1000 : 20; /* a few rows fill a page, or many do */
         m->geometry[i] = (kvc_layer_spec){.kv_heads = between(m, 1, 2)};
-        m->geometry[i].key_dim = packable ? 32 * between(m, 1, 3) : between(m, 1, 20);
-        m->geometry[i].value_dim = packable ? 32 * between(m, 1, 2) : between(m, 1, 20);
+        m->geometry[i].key_dim = packable ? 32 * between(m, 1, 3) : between(m, 1, widest);
+        m->geometry[i].value_dim = packable ? 32 * between(m, 1, 2) : between(m, 1, widest);
     }
 }
 
@@ -66,6 +67,7 @@ static void hoard(model *m) {
     kvc_blocks_stats stats = {.struct_size = sizeof stats};
     assert_ok(kvc_blocks_stats_get(m->blocks, &stats));
     const int64_t left = (int64_t)(stats.most_blocks - stats.used_blocks), n = between(m, 0, 4);
+    if (stats.most_blocks * stats.block_bytes > (uint64_t)32 << 20) return; /* in no time */
     m->hoarded = left > n ? left - n : 0;
     assert_ok(kvc_blocks_take(m->blocks, m->hoarded, m->hoard));
 }

@@ -273,6 +273,30 @@ static double score_error(const test_problem *p, const test_truth *right) {
     return 2.5e-7 * right->largest_score + (splits ? 0x1p-18 * right->largest_parts : 0);
 }
 
+/* The largest number of an array, in magnitude. */
+static double largest(const kvc_array *a) {
+    double most = 0;
+    for (int64_t b = 0; b < a->shape[0]; b++)
+        for (int64_t h = 0; h < a->shape[1]; h++)
+            for (int64_t i = 0; i < a->shape[2]; i++)
+                for (int64_t d = 0; d < a->shape[3]; d++)
+                    most = fmax(most, fabs(test_get(a, b, h, i, d)));
+    return most;
+}
+
+void test_allow_packed(test_problem *p, int bits, const kvc_array *k_scales,
+                       const kvc_array *v_scales) {
+    const kvc__ops *ops = kvc__ops_best();
+    const int slot = bits == 8 ? KVC__OPS_Q8 : KVC__OPS_Q4;
+    if ((bits != 8 && bits != 4) || !ops->prepare[slot]) return;
+    const double most = bits == 8 ? 32767 : 127, middle = bits == 8 ? 128 : 8;
+    const double scale = p->c.scale > 0 ? (double)p->c.scale : 1 / sqrt((double)p->c.key_dim);
+    const double positions = fmin(64, (double)p->c.length);
+    p->score_slack = scale * largest(&p->q.array) * sqrt((double)p->c.key_dim) / most * middle *
+                     largest(k_scales);
+    p->value_slack = sqrt(positions) / most * middle * largest(v_scales);
+}
+
 void test_compare(const test_problem *p, const test_truth *right) {
     const double error = score_error(p, right), *out = right->out, *lse = right->lse;
     const double *row_lse = right->lse;

@@ -128,6 +128,15 @@ void test_truth_free(test_truth *truth);
  * of values, times the largest weight that a position can have. */
 void test_compare(const test_problem *p, const test_truth *right);
 
+/** Gives a problem whose keys and values are packed its slack. What products of integers are off by
+ * (tile_quant.h): a query or weight is rounded to n times the largest of its group or block, n
+ * being 32767 or 127, an error even over (-1/2, 1/2) of that, times (k - c) steps, which are even
+ * over (-c, c). Added up over the dims of a key, or over a block of 64 positions, such errors are
+ * off by sqrt(count) / (n · sqrt(12)) · c / sqrt(3) steps · largest, and six times as much happens
+ * in 10^9 cases once. Many rows are unpacked into f32. */
+void test_allow_packed(test_problem *p, int bits, const kvc_array *k_scales,
+                       const kvc_array *v_scales);
+
 /** test_compare with the problem's own truth. */
 void test_compare_formula(const test_problem *p);
 

@@ -58,34 +58,6 @@ static void poison(const side *s, const kvc_array *x) {
             }
 }
 
-/* The largest number of an array, in magnitude. */
-static double largest(const kvc_array *a) {
-    double most = 0;
-    for (int64_t b = 0; b < a->shape[0]; b++)
-        for (int64_t h = 0; h < a->shape[1]; h++)
-            for (int64_t i = 0; i < a->shape[2]; i++)
-                for (int64_t d = 0; d < a->shape[3]; d++)
-                    most = fmax(most, fabs(test_get(a, b, h, i, d)));
-    return most;
-}
-
-/* What products of integers are off by (tile_quant.h): a query or weight is rounded to n times the
- * largest of its group or block, n being 32767 or 127, an error even over (-1/2, 1/2) of that,
- * times (k - c) steps, which are even over (-c, c). Added up over the dims of a key, or over a
- * block of 64 positions, such errors are off by sqrt(count) / (n · sqrt(12)) · c / sqrt(3) steps ·
- * largest, and six times as much happens in 10^9 cases once. Many rows are unpacked into f32. */
-static void allow_rounding(test_problem *p, const side *k, const side *v, int bits) {
-    const kvc__ops *ops = kvc__ops_best();
-    const int slot = bits == 8 ? KVC__OPS_Q8 : KVC__OPS_Q4;
-    if ((bits != 8 && bits != 4) || !ops->prepare[slot]) return;
-    const double most = bits == 8 ? 32767 : 127, middle = bits == 8 ? 128 : 8;
-    const double scale = p->c.scale > 0 ? (double)p->c.scale : 1 / sqrt((double)p->c.key_dim);
-    const double positions = fmin(64, (double)p->c.length);
-    p->score_slack = scale * largest(&p->q.array) * sqrt((double)p->c.key_dim) / most * middle *
-                     largest(&k->scales.array);
-    p->value_slack = sqrt(positions) / most * middle * largest(&v->scales.array);
-}
-
 /* On the fused path, there by threads, and now and then on the reference, which is slow. */
 static void check(const test_case *c, int bits, int group, kvc_dtype scaling, uint64_t *seed) {
 #if defined(__SANITIZE_THREAD__) /* takes twenty times as long, and looks for races */
@@ -96,7 +68,7 @@ static void check(const test_case *c, int bits, int group, kvc_dtype scaling, ui
     side v = side_new(&p.v.array, bits, group, scaling, c->kv_layout);
     const test_truth right = test_truth_new(&p);
     const kvc_executor executor = kvc_threads_executor(threads);
-    allow_rounding(&p, &k, &v, bits);
+    test_allow_packed(&p, bits, &k.scales.array, &v.scales.array);
     const double slacks[] = {p.score_slack, p.value_slack};
     test_poison_unseen(&p);
     poison(&k, &p.k.array);
@@ -220,7 +192,7 @@ static void quantized__words_of_32_bits_are_the_same_bytes(void **state) {
     const kvc_attention_extras extras = test_extras(&p);
     assert_ok(
         kvc_attention_run_quantized(plan, &k.packed, &v.packed, &p.q.array, &p.out.array, &extras));
-    allow_rounding(&p, &k, &v, 4);
+    test_allow_packed(&p, 4, &k.scales.array, &v.scales.array);
     test_compare_formula(&p);
     assert_ok(kvc_attention_stats_get(plan, &stats));
     assert_int_equal(stats.kv_bytes, 2 * 70 * 2 * (64 / 2 + 2 * 2 * 4));
@@ -287,7 +259,7 @@ static void quantized__queries_of_whole_steps_score_exactly(void **state) {
         side v = side_new(&p.v.array, bits, group, KVC_F32, TEST_HEAD_MAJOR);
         test_tensor reference =
             test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, rows, 1, p.c.value_dim);
-        allow_rounding(&p, &k, &v, bits);
+        test_allow_packed(&p, bits, &k.scales.array, &v.scales.array);
         p.score_slack = 0;
         run_both(&p, &k, &v, bits, group, &reference);
         test_compare_formula(&p);

@@ -46,9 +46,11 @@ static inline vf v_sums(const vf a[W]) {
     return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]));
 }
 
+/* The loops come after what they are made of. */
+/* clang-format off */
 #include "attention/arm/integers_neon.h"
-
 #include "attention/tile.h"
+/* clang-format on */
 
 void kvc__ops_neon(kvc__ops *ops) {
     fill_ops(ops);

@@ -54,9 +54,11 @@ static inline vf v_sums(const vf a[W]) {
     return _mm256_permute2f128_ps(abcd, efgh, 0x20) + _mm256_permute2f128_ps(abcd, efgh, 0x31);
 }
 
+/* The loops come after what they are made of. */
+/* clang-format off */
 #include "attention/x86/integers_avx2.h"
-
 #include "attention/tile.h"
+/* clang-format on */
 
 void kvc__ops_avx2(kvc__ops *ops) {
     fill_ops(ops);
