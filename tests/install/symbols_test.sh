@@ -51,7 +51,7 @@ core=$(declared kvcache.h)
 libc='libc|libm|libpthread|ld-linux[a-z0-9-]*'
 check_library libkvcache KVCACHE "$core" "$libc"
 if [[ -e $BUILD_DIR/libkvcache-store.so ]]; then
-    check_library libkvcache-store KVCACHE_STORE "$(comm -13 <(echo "$core") <(declared safetensors.h))" \
+    check_library libkvcache-store KVCACHE_STORE "$(comm -13 <(echo "$core") <(declared safetensors.h snapshot.h))" \
         "$libc|libkvcache|libjansson"
 fi
 exit $failed
