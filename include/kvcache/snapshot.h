@@ -4,9 +4,10 @@
  *
  * The file is a prompt cache of mlx-lm, which reads ours and whose files are read here, wherever it
  * has the kind: layers that keep all (KVCache), windows (RotatingKVCache), packed rows
- * (QuantizedKVCache), and mixtures of them. What it lacks (packed windows, sequences whose lengths
- * differ) has a class of its own, KvcCache, that mlx-lm refuses by name. A paged cache is gathered
- * and is, in a file, as any other.
+ * (QuantizedKVCache), and mixtures of them. What it lacks (packed windows, rotated rows, sequences
+ * whose lengths differ) has a class of its own, KvcCache, that mlx-lm refuses by name. A paged
+ * cache is gathered and is, in a file, as any other. Keys packed per channel have no form in files
+ * yet: copy such a cache to another kind first (kvc_cache_copy).
  *
  * Beside that a file tells which model and what else its rows are for (the fingerprint), which
  * tokens they are of, and has a checksum of every tensor: user metadata that mlx-lm ignores.
@@ -111,8 +112,9 @@ KVC_BEGIN_DECLS
  * memory but buffers. The file is replaced as by kvc_safetensors_writer_save.
  * @param cache  on the cpu device, unchanged meanwhile
  * @param info   may be NULL: all sequences, nothing told
- * @errors KVC_E_INVALID path, cache, a field of info; KVC_E_UNSUPPORTED a kind that the form has
- *         not, another device; those of kvc_safetensors_writer_save. The file is as it was. */
+ * @errors KVC_E_INVALID path, cache, a field of info; KVC_E_UNSUPPORTED a kind that files or
+ *         the form have not, another device; those of kvc_safetensors_writer_save. The file is as
+ * it was. */
 KVC_API KVC_MUST_USE kvc_status kvc_snapshot_save(const char *path, const kvc_cache *cache,
                                                   const kvc_snapshot_info *info);
 

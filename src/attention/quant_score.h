@@ -76,12 +76,27 @@ static float score_slowly(const float *q, int64_t width, const kvc__block *k, in
     return sum;
 }
 
-/* total[r] += the products of R queries with W keys, a group of them; q and row point to the group.
+/* A group of R queries, as what is multiplied with 4 bytes of W keys. */
+typedef struct query_words {
+    vi of[KVC__GROUP_MOST / 4][4][2];
+} query_words;
+
+static inline __attribute__((always_inline)) void
+spread_queries(query_words *to, const kvc__tile *t, int64_t g, int64_t bytes, const int R) {
+    for (int64_t i = 0; i < bytes / 4; i++)
+        for (int r = 0; r < R; r++) {
+            const char *q = (const char *)(t->q + r * t->key_width) + 2 * (g * bytes + 4 * i);
+            to->of[i][r][0] = v_broadcast(q);
+            to->of[i][r][1] = v_broadcast(q + 4);
+        }
+}
+
+/* total[r] += the products of R queries with W keys, a group of them; row points to the group.
  * Sums are kept: a compiler that puts them off has all products wait for them on the stack. */
-static inline __attribute__((always_inline)) void score_group(vi total[4], const char *q,
-                                                              int64_t q_step_bytes, const char *row,
-                                                              int64_t step_bytes, int64_t bytes,
-                                                              const int R, const int bits) {
+static inline __attribute__((always_inline)) void score_group(vi total[4], const query_words *q,
+                                                              const char *row, int64_t step_bytes,
+                                                              int64_t bytes, const int R,
+                                                              const int bits) {
     word_sums words[4];
     for (int r = 0; r < R; r++) words[r] = (word_sums){0};
     for (int64_t at = 0; at < bytes; at += LANE_BYTES) {
@@ -93,8 +108,7 @@ static inline __attribute__((always_inline)) void score_group(vi total[4], const
             const vi even = bits == 8 ? v_even_bytes(x[i]) : v_even_nibbles(x[i]);
             const vi odd = bits == 8 ? v_odd_bytes(x[i]) : v_odd_nibbles(x[i]);
             for (int r = 0; r < R; r++) {
-                const char *own = q + r * q_step_bytes + 2 * (at + 4 * i);
-                const vi first = v_broadcast(own), second = v_broadcast(own + 4);
+                const vi first = q->of[at / 4 + i][r][0], second = q->of[at / 4 + i][r][1];
                 if (bits == 8) {
                     words[r] = v_keep_words(v_dot_words(words[r], even, first));
                     words[r] = v_keep_words(v_dot_words(words[r], odd, second));
@@ -115,12 +129,13 @@ static inline __attribute__((always_inline)) void score_groups(float sums[4][KVC
                                                                const kvc__block *k, int64_t g,
                                                                const int R, const int bits) {
     const int64_t bytes = k->group * bits / 8, width = t->key_width;
-    const int64_t q_step_bytes = width * (int64_t)sizeof *t->q;
     const float *scales = k->scales + g * KVC__BLOCK, *biases = k->biases + g * KVC__BLOCK;
-    const char *q = (const char *)t->q + 2 * g * bytes, *row = k->data + g * bytes;
+    const char *row = k->data + g * bytes;
     int64_t step_bytes = k->step_bytes;
     const query_group *own[4];
     last_rows last;
+    query_words q;
+    spread_queries(&q, t, g, bytes, R);
     for (int r = 0; r < R; r++) own[r] = query_groups(t->q + r * width, width) + g;
     for (int64_t j = 0; j < k->count; j += W, row += W * step_bytes) {
         vi total[4];
@@ -131,7 +146,7 @@ static inline __attribute__((always_inline)) void score_groups(float sums[4][KVC
             step_bytes = sizeof last.bytes[0];
         }
         for (int r = 0; r < R; r++) total[r] = v_broadcast(&own[r]->offset);
-        score_group(total, q, q_step_bytes, row, step_bytes, bytes, R, bits);
+        score_group(total, &q, row, step_bytes, bytes, R, bits);
         const vf scale = v_load(scales + j);
         const vf middle = v_load(biases + j) + scale * v_set((float)middle_of(bits));
         for (int r = 0; r < R; r++) {

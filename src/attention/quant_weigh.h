@@ -246,7 +246,7 @@ weigh_packed(float *restrict sums, const float *restrict p, int64_t step, const 
             const int64_t at = d + l * dims;
             if (at < end && at % v->group == 0)
                 finite = round_weights(&w[l], &rows, v, at / v->group, R, bits) && finite;
-            else w[l] = w[l - 1];
+            else if (l > 0) w[l] = w[l - 1];
         }
         if (!finite) {
             weigh_slowly(sums, &rows, factor, v, width, d, end, R, bits);

@@ -64,6 +64,11 @@ static kvc_status check_held(const kvc_cache *cache, const kvc__layer *layer,
 static kvc_status check_restore(kvc__layer **layer, const kvc_cache *cache, int64_t index,
                                 const kvc_cache_held *held) {
     KVC_TRY(kvc__cache_layer(layer, cache, index));
+    if ((*layer)->spec.keys_per_channel)
+        return kvc__fail(KVC_E_UNSUPPORTED,
+                         "layer %lld: keys are packed per channel, whose last ones lie elsewhere; "
+                         "another packing wanted (kvc_cache_copy)",
+                         (long long)index);
     if (!held) return kvc__fail(KVC_E_INVALID, "held: NULL given, one a sequence wanted");
     if ((*layer)->length > 0)
         return kvc__fail(KVC_E_INVALID, "layer %lld: has %lld positions, an empty one wanted",

@@ -10,16 +10,25 @@
 enum { SHORT_BYTES = 64 * 1024 };
 
 /* hiredis hands over each part of a reply as it lies in its buffer. By default it would copy it to
- * an object of its own; here it goes where it belongs. What these return stands for the reply and
- * must not be NULL: its type. */
-static void *type_of(const redisReadTask *task) {
-    return (void *)(intptr_t)task->type;
+ * an object of its own; here it goes where it belongs. What these functions return stands for the
+ * reply and must not be NULL: a place in this table, by the reply's type. */
+static char types[16];
+
+static void *stand_in(int type) {
+    return &types[type];
+}
+
+/* The type that a stand-in means; 0 for those of types that nobody asked for. */
+static int type_of(const void *reply) {
+    for (int type = 1; type < (int)sizeof types; type++)
+        if (reply == &types[type]) return type;
+    return 0;
 }
 
 static void *take_string(const redisReadTask *task, char *data, size_t bytes) {
     kvc__redis_reply *reply = task->privdata;
     kvc_tier_value *into = reply->into;
-    if (task->parent) return type_of(task); /* of an array, which nobody asked for */
+    if (task->parent) return stand_in(task->type); /* of an array, which nobody asked for */
     reply->bytes = bytes;
     if (task->type == REDIS_REPLY_STRING && into &&
         bytes == KVC_TIER_HEADER_BYTES + into->payload_bytes) {
@@ -31,32 +40,33 @@ static void *take_string(const redisReadTask *task, char *data, size_t bytes) {
         memcpy(reply->text, data, shown);
         reply->text[shown] = '\0';
     }
-    return type_of(task);
+    return stand_in(task->type);
 }
 
 static void *take_integer(const redisReadTask *task, long long value) {
     kvc__redis_reply *reply = task->privdata;
     if (!task->parent) reply->integer = value;
-    return type_of(task);
+    return stand_in(task->type);
 }
 
 static void *take_nil(const redisReadTask *task) {
     (void)task; /* whose type is that of a string */
-    return (void *)(intptr_t)REDIS_REPLY_NIL;
+    return stand_in(REDIS_REPLY_NIL);
 }
 
 static void drop(void *reply) {
     (void)reply; /* a number, not an object */
 }
 
-/* Arrays, and the types that later versions add, are left NULL: hiredis returns their type. */
+/* Arrays, and the types that later versions add, are left NULL: hiredis stands something else in
+ * for them. */
 static redisReplyObjectFunctions take = {.createString = take_string,
                                          .createInteger = take_integer,
                                          .createNil = take_nil,
                                          .freeObject = drop};
 
 static struct timeval timeval_of(int ms) {
-    return (struct timeval){ms / 1000, ms % 1000 * 1000};
+    return (struct timeval){ms / 1000, ms % 1000 * 1000L};
 }
 
 static uint64_t deadline_of(const kvc__redis_peer *peer) {
@@ -111,7 +121,7 @@ kvc_tier_fault kvc__redis_link_read(kvc__redis_link *link, const kvc__redis_peer
         void *reply = NULL;
         if (redisGetReplyFromReader(context, &reply) != REDIS_OK) return fault_of(context);
         if (reply) {
-            link->reply.type = (int)(intptr_t)reply;
+            link->reply.type = type_of(reply);
             return KVC_TIER_FINE;
         }
         /* Whatever length a reply claims, no more than this of it is waited for. */

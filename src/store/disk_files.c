@@ -16,7 +16,7 @@ kvc__disk_path kvc__disk_path_of(const uint8_t *key) {
     static const char digits[] = "0123456789abcdef";
     char hex[2 * KVC_BLOCK_KEY_BYTES + 1];
     kvc__disk_path path;
-    for (int i = 0; i < KVC_BLOCK_KEY_BYTES; i++) {
+    for (size_t i = 0; i < KVC_BLOCK_KEY_BYTES; i++) {
         hex[2 * i] = digits[key[i] >> 4];
         hex[2 * i + 1] = digits[key[i] & 15];
     }

@@ -18,6 +18,8 @@
 #include "base/client.h"
 #include "store/disk.h"
 
+enum { MOST_SCANS = 4 };
+
 /* The state file: the bytes in use, and the same with all bits turned, as a check. */
 typedef struct kvc__disk_state {
     int64_t bytes, turned;
@@ -181,15 +183,16 @@ static uint64_t evict_entry(kvc__disk *disk, const kvc__disk_entry *entry) {
     return (uint64_t)about.st_size;
 }
 
-/* Evicts the oldest; 0 when there is none, even after a scan (one, for all of an eviction). */
-static uint64_t evict_oldest(kvc__disk *disk, bool *scanned) {
+/* Evicts the oldest; 0 when there is none, even after a few scans for all of an eviction: others
+ * may use all that was found before it is tried. */
+static uint64_t evict_oldest(kvc__disk *disk, int *scans) {
     for (;;) {
         while (disk->next < disk->count) {
             const uint64_t bytes = evict_entry(disk, &disk->entries[disk->next++]);
             if (bytes) return bytes;
         }
-        if (*scanned) return 0;
-        *scanned = true;
+        if (*scans == MOST_SCANS) return 0;
+        ++*scans;
         scan(disk);
     }
 }
@@ -200,7 +203,8 @@ static uint64_t in_use(const kvc__disk *disk) {
 }
 
 bool kvc__disk_make_room(kvc__disk *disk, uint64_t more) {
-    bool scanned = false, fits = true;
+    int scans = 0;
+    bool fits = true;
     if (disk->limit_bytes == UINT64_MAX) return true;
     if (more > disk->limit_bytes) return false;
     (void)pthread_mutex_lock(&disk->mutex);
@@ -208,18 +212,18 @@ bool kvc__disk_make_room(kvc__disk *disk, uint64_t more) {
     if (disk->bytes < 0) scan(disk);
     while (fits && in_use(disk) > disk->limit_bytes - more)
         /* The scan may have found that less is in use. */
-        fits = evict_oldest(disk, &scanned) > 0 || in_use(disk) <= disk->limit_bytes - more;
+        fits = evict_oldest(disk, &scans) > 0 || in_use(disk) <= disk->limit_bytes - more;
     share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
     return fits;
 }
 
 bool kvc__disk_evict(kvc__disk *disk, uint64_t bytes) {
-    bool scanned = false;
+    int scans = 0;
     uint64_t freed = 0, one = 1;
     (void)pthread_mutex_lock(&disk->mutex);
     while (freed < bytes && one) {
-        one = evict_oldest(disk, &scanned);
+        one = evict_oldest(disk, &scans);
         freed += one;
     }
     share(disk);

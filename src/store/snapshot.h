@@ -11,6 +11,9 @@
 /** Planes of a layer, in the order of kvc_cache_file. */
 enum { KVC__SNAPSHOT_PLANES = 6 };
 
+/** Numbers of a KvcCache before those of its sequences: window, keep, bits, group, rotated. */
+enum { KVC__OWN_FIELDS = 5 };
+
 /** The most sequences that a file may have: an empty tensor's batch can be any number. */
 #define KVC__SNAPSHOT_BATCH_MOST 65536
 

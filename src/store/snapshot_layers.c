@@ -9,7 +9,7 @@
 #include "store/opened.h"
 #include "store/snapshot.h"
 
-enum { KEY = 64, FIELDS = 4 };
+enum { KEY = 64, FIELDS = KVC__OWN_FIELDS };
 
 /* A class: the numbers that it keeps beside its tensors, and where they are in each form. */
 typedef struct kind {
@@ -23,13 +23,13 @@ typedef struct kind {
 enum { KV_OFFSET };
 enum { QUANTIZED_OFFSET, QUANTIZED_GROUP, QUANTIZED_BITS };
 enum { ROTATING_KEEP, ROTATING_MAX, ROTATING_OFFSET, ROTATING_INDEX };
-enum { OWN_WINDOW, OWN_KEEP, OWN_BITS, OWN_GROUP };
+enum { OWN_WINDOW, OWN_KEEP, OWN_BITS, OWN_GROUP, OWN_ROTATED };
 
 static const kind kinds[] = {
     {"KVCache", false, 1, {2}},
     {"QuantizedKVCache", true, 3, {2, 3, 4}},
     {"RotatingKVCache", false, 4, {3, 4, 2, 5}},
-    {KVC__SNAPSHOT_KIND, false, 4, {0}},
+    {KVC__SNAPSHOT_KIND, false, KVC__OWN_FIELDS, {0}},
 };
 enum { KIND_KV, KIND_QUANTIZED, KIND_ROTATING, KIND_OWN, KINDS };
 
@@ -215,6 +215,9 @@ static kvc_status read_spec(const reading *r) {
     if (r->kind == &kinds[KIND_ROTATING]) return set_window(r, f[ROTATING_MAX], f[ROTATING_KEEP]);
     if (r->kind != &kinds[KIND_OWN]) return KVC_OK;
     if (f[OWN_BITS]) KVC_TRY(set_packing(r, f[OWN_BITS], f[OWN_GROUP]));
+    if (f[OWN_ROTATED] > (f[OWN_BITS] > 0))
+        return wrong(r, "rotated", f[OWN_ROTATED], "0 or 1, and packed rows");
+    r->s->layers[r->index].spec.rotated = f[OWN_ROTATED];
     return set_window(r, f[OWN_WINDOW], f[OWN_KEEP]);
 }
 
@@ -241,7 +244,7 @@ static kvc_status read_own(const reading *r, kvc_cache_held *held) {
     const kvc_snapshot_layer *layer = &r->s->layers[r->index];
     for (int64_t b = 0; b < r->s->contents.batch; b++) {
         int64_t n[2];
-        for (int i = 0; i < 2; i++) KVC_TRY(read_text(r, OWN_GROUP + 1 + 2 * b + i, &n[i]));
+        for (int i = 0; i < 2; i++) KVC_TRY(read_text(r, KVC__OWN_FIELDS + 2 * b + i, &n[i]));
         const int64_t keep = layer->spec.keep, length = n[0], rows = n[1];
         const bool turned = layer->spec.window && rows < length;
         if (rows > layer->rows) return wrong(r, "rows", rows, "at most those of its tensors");

@@ -59,10 +59,15 @@ static kvc_status make_plan(const save *s, int64_t layer) {
     p->held = s->held + layer * s->batch;
     p->packed = p->spec->kv_bits > 0;
     const bool window = p->spec->window > 0, even = is_even(s, p);
-    p->kind = !even || (window && p->packed) ? KVC__SNAPSHOT_KIND
-              : window                       ? "RotatingKVCache"
-              : p->packed                    ? "QuantizedKVCache"
-                                             : "KVCache";
+    if (p->spec->keys_per_channel)
+        return kvc__fail(KVC_E_UNSUPPORTED,
+                         "cache: layer %lld packs keys per channel, for which files have no form; "
+                         "another packing wanted (kvc_cache_copy)",
+                         (long long)layer);
+    p->kind = !even || (window && p->packed) || p->spec->rotated ? KVC__SNAPSHOT_KIND
+              : window                                           ? "RotatingKVCache"
+              : p->packed                                        ? "QuantizedKVCache"
+                                                                 : "KVCache";
     p->as_it_lies = !window || (even && !p->packed && lies_as_mlx_lm_has_it(p));
     for (int64_t b = 0; b < s->batch; b++) {
         const int64_t rows =
@@ -75,7 +80,9 @@ static kvc_status make_plan(const save *s, int64_t layer) {
                      "info.form: mlx-lm 0.32 has no class for layer %lld, %s; "
                      "KVC_SNAPSHOT_MLX_LM_0_31 wanted",
                      (long long)layer,
-                     even ? "a window of packed rows" : "whose sequences differ in length");
+                     !even    ? "whose sequences differ in length"
+                     : window ? "a window of packed rows"
+                              : "whose rows are rotated");
 }
 
 static kvc_status put_number(const save *s, int64_t layer, int64_t place, int64_t number) {
@@ -122,12 +129,13 @@ static int64_t next_row(const plan *p) {
 static kvc_status put_own_numbers(const save *s, int64_t layer) {
     const plan *p = &s->plans[layer];
     const bool window = p->spec->window > 0;
-    const int64_t first[4] = {p->spec->window, p->spec->keep, p->spec->kv_bits, p->spec->kv_group};
-    for (int64_t i = 0; i < 4; i++) KVC_TRY(put_number(s, layer, i, first[i]));
+    const int64_t first[KVC__OWN_FIELDS] = {p->spec->window, p->spec->keep, p->spec->kv_bits,
+                                            p->spec->kv_group, p->spec->rotated};
+    for (int64_t i = 0; i < KVC__OWN_FIELDS; i++) KVC_TRY(put_number(s, layer, i, first[i]));
     for (int64_t b = 0; b < s->batch; b++) {
-        KVC_TRY(put_number(s, layer, 4 + 2 * b, p->held[b].length));
-        KVC_TRY(
-            put_number(s, layer, 5 + 2 * b, kvc__source_rows(&p->held[b], p->spec->keep, window)));
+        KVC_TRY(put_number(s, layer, KVC__OWN_FIELDS + 2 * b, p->held[b].length));
+        KVC_TRY(put_number(s, layer, KVC__OWN_FIELDS + 2 * b + 1,
+                           kvc__source_rows(&p->held[b], p->spec->keep, window)));
     }
     return KVC_OK;
 }

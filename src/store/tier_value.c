@@ -10,7 +10,7 @@ static const char magic[8] = {'K', 'V', 'C', 'B', 'L', 'O', 'C', 'K'};
 enum { VERSION = 1, SEALED_BYTES = 112, SUM_BYTES = 16 };
 
 /* The header as it is kept: every field lies at a multiple of its size, so nothing pads it. */
-typedef struct header {
+typedef struct layout {
     char magic[8];
     uint32_t version;
     uint32_t header_bytes;
@@ -20,11 +20,11 @@ typedef struct header {
     uint8_t payload_sum[SUM_BYTES];
     uint64_t zero;
     uint8_t header_sum[SUM_BYTES];
-} header;
+} layout;
 
-_Static_assert(sizeof(header) == KVC_TIER_HEADER_BYTES, "the format's header");
-_Static_assert(offsetof(header, payload_sum) == 88, "the format's payload checksum");
-_Static_assert(offsetof(header, header_sum) == SEALED_BYTES, "the format's header checksum");
+_Static_assert(sizeof(layout) == KVC_TIER_HEADER_BYTES, "the format's header");
+_Static_assert(offsetof(layout, payload_sum) == 88, "the format's payload checksum");
+_Static_assert(offsetof(layout, header_sum) == SEALED_BYTES, "the format's header checksum");
 
 static void sum_up(uint8_t *sum, const void *data, size_t bytes) {
     kvc__digest digest;
@@ -39,9 +39,9 @@ static bool is_sum(const uint8_t *sum, const void *data, size_t bytes) {
     return memcmp(sum, right, sizeof right) == 0;
 }
 
-void kvc__tier_value_seal(void *out, const uint8_t *fingerprint, const uint8_t *key,
+void kvc__tier_value_seal(void *header, const uint8_t *fingerprint, const uint8_t *key,
                           const void *payload, size_t payload_bytes) {
-    header h = {.version = htole32(VERSION),
+    layout h = {.version = htole32(VERSION),
                 .header_bytes = htole32(KVC_TIER_HEADER_BYTES),
                 .payload_bytes = htole64(payload_bytes)};
     memcpy(h.magic, magic, sizeof h.magic);
@@ -49,13 +49,14 @@ void kvc__tier_value_seal(void *out, const uint8_t *fingerprint, const uint8_t *
     memcpy(h.key, key, sizeof h.key);
     sum_up(h.payload_sum, payload, payload_bytes);
     sum_up(h.header_sum, &h, SEALED_BYTES);
-    memcpy(out, &h, sizeof h);
+    memcpy(header, &h, sizeof h);
 }
 
-kvc_tier_fault kvc__tier_value_check(const void *in, const uint8_t *fingerprint, const uint8_t *key,
-                                     const void *payload, size_t payload_bytes) {
-    header h;
-    memcpy(&h, in, sizeof h);
+kvc_tier_fault kvc__tier_value_check(const void *header, const uint8_t *fingerprint,
+                                     const uint8_t *key, const void *payload,
+                                     size_t payload_bytes) {
+    layout h;
+    memcpy(&h, header, sizeof h);
     if (memcmp(h.magic, magic, sizeof magic) != 0) return KVC_TIER_BAD_MAGIC;
     if (h.version != htole32(VERSION) || h.header_bytes != htole32(KVC_TIER_HEADER_BYTES))
         return KVC_TIER_BAD_VERSION;

@@ -192,7 +192,8 @@ static void any_cache__comes_back_to_the_bit_and_goes_on(void **state) {
         choose_specs(s, windows);
         s->batch = 1 + test_below(&s->random, MOST_BATCH);
         kvc_blocks *blocks = !windows && test_below(&s->random, 3) == 0 ? new_blocks(s) : NULL;
-        kvc_cache *cache = new_cache(s, blocks, test_below(&s->random, 2) * test_below(&s->random, 4));
+        kvc_cache *cache =
+            new_cache(s, blocks, test_below(&s->random, 2) * test_below(&s->random, 4));
         naive_batch_init(&naive, cache);
         fill_some(s, cache, &naive);
         assert_batch_equal(&naive, cache);
