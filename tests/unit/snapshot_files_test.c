@@ -459,6 +459,40 @@ static void mapped__files_may_be_replaced_and_are_not_written(void **state) {
     kvc_cache_free(two);
 }
 
+/* docs/FORMAT.md has this file as its example. */
+static void golden__file_of_ours_is_this_to_the_byte(void **state) {
+    stage *s = *state;
+    static const char header[] =
+        "{\"__metadata__\":{\"1.kvc.xxh3.header\":\"6c0306aa6f7f7bd08b58de10346ab427\","
+        "\"1.kvc.xxh3.tensors\":\"2babafcad3709c7ce3b3073547aa9dc3"
+        "2a078ad327baa97f8c2f48fee4807522\",\"1.kvc.format\":\"1\","
+        "\"1.kvc.model\":\"m\",\"2.0\":\"KVCache\",\"0.0\":\"\"},"
+        "\"0.0\":{\"dtype\":\"F32\",\"shape\":[1,1,2,2],\"data_offsets\":[0,16]},"
+        "\"0.1\":{\"dtype\":\"F32\",\"shape\":[1,1,2,2],\"data_offsets\":[16,32]}}";
+    static const float numbers[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const kvc_layer_spec spec = {.kv_heads = 1, .key_dim = 2, .dtype = KVC_F32};
+    const kvc_cache_desc desc = {.struct_size = sizeof desc,
+                                 .layers = 1,
+                                 .specs = &spec,
+                                 .spec_count = 1,
+                                 .growth = KVC_GROW_EXACT};
+    const kvc_snapshot_info info = {.struct_size = sizeof info, .fingerprint = {.model = "m"}};
+    kvc_array k, v;
+    kvc_cache *cache;
+    size_t bytes;
+    assert_ok(kvc_cache_new(&cache, s->pool, &desc));
+    assert_ok(kvc_array_borrow(&k, KVC_F32, 4, I64(1, 1, 2, 2), NULL, numbers));
+    assert_ok(kvc_array_borrow(&v, KVC_F32, 4, I64(1, 1, 2, 2), NULL, numbers + 4));
+    assert_ok(kvc_cache_append(cache, 0, &k, &v));
+    assert_ok(kvc_snapshot_save(s->path, cache, &info));
+    kvc_cache_free(cache);
+    char *file = test_file_get(s->path, &bytes);
+    assert_int_equal(bytes, 384 + sizeof numbers);
+    assert_memory_equal(file + 8, header, strlen(header));
+    assert_memory_equal(file + 384, numbers, sizeof numbers);
+    free(file);
+}
+
 static void golden__files_of_mlx_lm_load(void **state) {
     stage *s = *state;
     static const char *const files[] = {"kv_bf16",      "rotating_f16", "quant_b2_g32",
@@ -498,6 +532,7 @@ int main(void) {
         TEST(bytes__flipped_one_at_a_time_give_no_other_values),
         TEST(mapped__load_verifies_if_asked),
         TEST(mapped__files_may_be_replaced_and_are_not_written),
+        TEST(golden__file_of_ours_is_this_to_the_byte),
         TEST(golden__files_of_mlx_lm_load),
 #undef TEST
     };
