@@ -126,6 +126,25 @@ typedef struct kvc_cache_stats {
     uint64_t grown_bytes;    /**< bytes that growth copied from the old buffer to the new */
 } kvc_cache_stats;
 
+/** What a layer holds of a sequence, and in which rows of a view. But for windows: positions
+ * [0, length), each in the row of its number. Of a window: positions [0, keep) in rows [0, keep),
+ * and [first, length) from `row` on, which after the last of `rows` go on with row `keep`. */
+typedef struct kvc_cache_held {
+    int64_t length; /**< positions of the sequence */
+    int64_t rows;   /**< that hold, or held, something */
+    int64_t first;  /**< of a window: keep as long as nothing was overwritten; else 0 */
+    int64_t row;    /**< of a window: where `first` lies (or will, if length is less); else 0 */
+} kvc_cache_held;
+
+/** Where a layer's rows lie in a file: for each of its planes [batch][kv_heads][rows][dim], as the
+ * views have them. */
+typedef struct kvc_cache_file {
+    int fd;              /**< open for reading; may be closed after the call */
+    int64_t rows;        /**< of each head; at least those that are held */
+    uint64_t offsets[6]; /**< of the first byte of keys, of values; where packed, of both words,
+                            then of the scales and biases of keys, then of those of values */
+} kvc_cache_file;
+
 /** A KV cache. */
 typedef struct kvc_cache kvc_cache;
 
@@ -265,6 +284,34 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_reorder(kvc_cache *cache, const int64_
  *         does not hold any more. Nothing changed. Those of kvc_cache_append: `to` is empty then,
  *         and keeps the room that it had got. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_copy(kvc_cache *to, const kvc_cache *from);
+
+/** Tells what a layer holds of a sequence, and where. O(1).
+ * @errors KVC_E_INVALID layer, sequence, out */
+KVC_API kvc_status kvc_cache_held_get(const kvc_cache *cache, int64_t layer, int64_t sequence,
+                                      kvc_cache_held *out);
+
+/** Has an empty layer hold what `held` says, with rows of undefined contents: write these, through
+ * views (or the blocks of kvc_cache_block_table) and for all layers, before anything else is done
+ * with the cache. How positions come back that were saved. O(batch), plus what growth costs.
+ * @param held  [batch], borrowed for the call
+ * @errors KVC_E_INVALID layer, a layer that is not empty; KVC_E_RANGE what no such layer can hold,
+ *         more than max_positions; KVC_E_LIMIT, KVC_E_NOMEM; KVC_E_UNSUPPORTED keys per channel.
+ *         Nothing changed, but RESERVE keeps pages that it had got. */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_restore(kvc_cache *cache, int64_t layer,
+                                                  const kvc_cache_held *held);
+
+/** As kvc_cache_restore, over rows in a file, of which nothing is read until it is touched, and
+ * which all who map it share. O(batch · kv_heads) system calls. What is written to the cache goes
+ * to private copies of pages: growth is in place as ever, and the file stays as it is. Mapped pages
+ * are not counted as resident, written ones among them neither.
+ * @param file  borrowed for the call. Replacing it is no harm; cutting it short raises SIGBUS in
+ *              whoever touches what was cut off
+ * @errors as kvc_cache_restore; KVC_E_UNSUPPORTED growth other than RESERVE, a device that cannot
+ *         map, offsets that are not aligned to the element; KVC_E_IO the system refused. Nothing
+ *         changed: kvc_cache_restore is still possible. */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_restore_mapped(kvc_cache *cache, int64_t layer,
+                                                         const kvc_cache_held *held,
+                                                         const kvc_cache_file *file);
 
 /** Lends a sequence's block table, of a paged cache: block i has positions [i · B, (i + 1) · B) in
  * every layer. Where layers have different lengths, as between appends, that of the longest.

@@ -65,6 +65,9 @@ struct kvc_device {
     /** Gives the memory of whole pages of a reserved range back, not the address space; NULL where
      * the device cannot. */
     void (*decommit)(void *context, void *memory, size_t bytes);
+    /** Puts whole pages of a file in the place of those of a reserved range: read when touched, and
+     * copied when written, so that the file stays as it is. NULL where the device cannot. */
+    kvc_status (*map)(void *context, void *memory, size_t bytes, int fd, uint64_t offset);
 };
 
 KVC_BEGIN_DECLS

@@ -107,6 +107,24 @@ KVC_API KVC_MUST_USE kvc_status kvc_buffer_commit(kvc_buffer *buffer, size_t off
  * back by a device that cannot. */
 KVC_API void kvc_buffer_decommit(kvc_buffer *buffer, size_t offset, size_t bytes);
 
+/** Puts a part of a file in the place of a part of a reserved buffer: private pages, read when they
+ * are touched and copied when they are written, so that the file stays as it is. Costs a system
+ * call, whatever the size. The file's pages are not counted as held by the pool, also when they
+ * have been copied; what the part leaves of its first and last commit unit is, and comes with the
+ * first touch. From then on kvc_buffer_decommit does nothing to this buffer, and its last release
+ * gives it back to the device instead of keeping it.
+ * One thread at a time per buffer, and no part twice.
+ * @param offset       in the buffer; of the device's pages
+ * @param bytes        more than 0; rounded up to whole pages
+ * @param fd           may be closed afterwards
+ * @param file_offset  of the device's pages; the file must reach to the last page's begin, and
+ *                     whoever touches a page that it does not reach any more gets SIGBUS
+ * @errors KVC_E_INVALID not a reserved buffer; KVC_E_RANGE offsets that are not of whole pages, a
+ *         part beyond the buffer; KVC_E_UNSUPPORTED the device has no map; KVC_E_IO the system
+ *         refused; KVC_E_LIMIT. The part holds anything then. */
+KVC_API KVC_MUST_USE kvc_status kvc_buffer_map(kvc_buffer *buffer, size_t offset, size_t bytes,
+                                               int fd, uint64_t file_offset);
+
 /** Returns the step of kvc_buffer_commit for this pool's device: some whole pages. */
 KVC_API size_t kvc_buffer_commit_unit_bytes(const kvc_pool *pool);
 

@@ -132,7 +132,7 @@ KVC_API KVC_MUST_USE kvc_status kvc_safetensors_verify(const kvc_safetensors *fi
 
 /** Makes a writer without tensors or metadata.
  * @param prefix  of the metadata keys that hold checksums: "" for kvc.xxh3.…; "1." makes them user
- *                metadata of mlx-lm's prompt caches; NULL writes none
+ *                metadata of mlx-lm's prompt caches, "0." of those of its 0.32; NULL writes none
  * @errors KVC_E_INVALID another prefix; KVC_E_NOMEM */
 KVC_API KVC_MUST_USE kvc_status kvc_safetensors_writer_new(kvc_safetensors_writer **out,
                                                            const char *prefix);

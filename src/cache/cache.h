@@ -1,7 +1,8 @@
 /** @file
  * The cache's insides: cache.c (life, figures), check.c (invariants); where positions lie: linear.c
  * (growth), ring.c (windows), pages.c (blocks); what happens to them: append.c, write.c, channels.c
- * (keys per channel), sequence.c (trim, fork, …), copy.c (between caches), lend.c and view.c. */
+ * (keys per channel), sequence.c (trim, fork, …), copy.c (between caches), restore.c (from
+ * elsewhere), lend.c and view.c. */
 #ifndef KVC_CACHE_CACHE_H
 #define KVC_CACHE_CACHE_H
 
@@ -19,6 +20,7 @@ typedef struct kvc__plane {
     size_t ranges;
     size_t units_done;   /* RESERVE: commit units asked for, in the order of linear.c */
     size_t phase_bytes;  /* RESERVE: shifts this plane's commits against those of the others */
+    size_t shift_bytes;  /* where the first range begins in the buffer: 0 but in a mapped layer */
     size_t offset_bytes; /* PAGED: from the start of a block */
 } kvc__plane;
 
@@ -33,6 +35,7 @@ typedef struct kvc__layer {
     int64_t capacity; /* positions of a range, in whole chunks; PAGED: of a block */
     int64_t chunk; /* of the capacity: desc.chunk (EXACT: 1), in whole groups where those count */
     int64_t prepared; /* positions lent behind length by kvc_cache_prepare */
+    bool mapped;      /* RESERVE: over a file, by kvc_cache_restore_mapped */
     kvc__ring *rings; /* [batch], of a window; else NULL */
     int64_t *tails;   /* [batch], of keys per channel: the first position that KVC__TAIL holds; else
                          NULL */
@@ -86,6 +89,11 @@ static inline int64_t kvc__count(kvc__counts counts, int64_t sequence) {
 }
 
 /* Rows, in ranges (linear.c). */
+
+/** Returns where the rows of a plane begin that has a buffer. */
+static inline char *kvc__plane_data(const kvc__plane *plane) {
+    return (char *)kvc_buffer_data(plane->buffer) + plane->shift_bytes;
+}
 
 /** Tells the bytes of a plane with room for some positions a range.
  * @errors KVC_E_RANGE names the factors */
@@ -149,6 +157,10 @@ void kvc__pages_place(const kvc_cache *cache, kvc__layer *layer);
 /** Gives every sequence blocks for new positions of a layer, its own where they are written to.
  * @errors KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed. */
 kvc_status kvc__pages_make_room(kvc_cache *cache, const kvc__layer *layer, kvc__counts counts);
+
+/** As kvc__pages_make_room, for n positions of one sequence behind its first `length`. What was got
+ * before a failure stays until kvc__pages_settle. */
+kvc_status kvc__pages_make_room_of(kvc_cache *cache, int64_t sequence, int64_t length, int64_t n);
 
 /** Drops the blocks of a sequence that no layer needs. */
 void kvc__pages_settle(kvc_cache *cache, int64_t sequence);

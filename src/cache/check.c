@@ -22,7 +22,7 @@ static kvc_status check_plane(const kvc_cache *cache, const kvc__layer *layer,
     size_t bytes;
     KVC_TRY(kvc__plane_bytes(&bytes, plane, layer->capacity));
     if (!plane->buffer != !layer->capacity ||
-        (plane->buffer && kvc_buffer_capacity_bytes(plane->buffer) < bytes))
+        (plane->buffer && kvc_buffer_capacity_bytes(plane->buffer) < plane->shift_bytes + bytes))
         return kvc__fail(KVC_E_CORRUPT,
                          "layer %lld: the buffer of its %s is less than %lld positions need", index,
                          name, (long long)layer->capacity);
@@ -30,7 +30,8 @@ static kvc_status check_plane(const kvc_cache *cache, const kvc__layer *layer,
     const size_t live_bytes = (size_t)kvc__rows_of(row, rows_in_use(cache, layer)) * row->bytes;
     const size_t range_bytes = (size_t)kvc__rows_of(row, layer->capacity) * row->bytes;
     for (size_t r = 0; cache->desc.growth == KVC_GROW_RESERVE && r < plane->ranges; r++)
-        if (live_bytes && !kvc__buffer_is_committed(plane->buffer, r * range_bytes, live_bytes))
+        if (live_bytes && !kvc__buffer_is_committed(
+                              plane->buffer, plane->shift_bytes + r * range_bytes, live_bytes))
             return kvc__fail(KVC_E_CORRUPT, "layer %lld: live %s of range %zu are not resident",
                              index, name, r);
     return KVC_OK;
@@ -63,7 +64,7 @@ static kvc_status check_rows(const kvc_cache *cache, const kvc__layer *layer) {
                          "layer %lld: length %lld and %lld prepared in a capacity of %lld",
                          (long long)(layer - cache->layers), (long long)layer->length,
                          (long long)layer->prepared, (long long)layer->capacity);
-    if (layer->capacity % layer->chunk != 0)
+    if (!layer->mapped && layer->capacity % layer->chunk != 0)
         return kvc__fail(KVC_E_CORRUPT,
                          "layer %lld: capacity %lld is no multiple of the chunk, %lld",
                          (long long)(layer - cache->layers), (long long)layer->capacity,

@@ -60,7 +60,7 @@ static kvc_status commit_units(kvc__plane *plane, int64_t capacity, size_t range
     if (from >= range_bytes) return KVC_OK;
     const size_t left = range_bytes - from;
     const size_t bytes = units > left / unit_bytes ? left : units * unit_bytes;
-    return kvc_buffer_commit(plane->buffer, range * range_bytes + from, bytes);
+    return kvc_buffer_commit(plane->buffer, plane->shift_bytes + range * range_bytes + from, bytes);
 }
 
 static size_t units_for(const kvc__plane *plane, int64_t positions, size_t unit_bytes) {
@@ -110,8 +110,7 @@ kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, cons
                    .ndim = 4,
                    .shape = {cache->desc.batch, layer->spec.kv_heads, count, plane->row.dim},
                    .strides = {layer->spec.kv_heads * head, head, plane->row.dim, 1}};
-    if (plane->buffer)
-        a.data = (char *)kvc_buffer_data(plane->buffer) + (size_t)first * plane->row.bytes;
+    if (plane->buffer) a.data = kvc__plane_data(plane) + (size_t)first * plane->row.bytes;
     return a;
 }
 
@@ -180,7 +179,8 @@ static void decommit(kvc_cache *cache, kvc__layer *layer, kvc__plane *plane, int
         /* Units r, r + ranges, … below the target stay. */
         const size_t from = (target - r + plane->ranges - 1) / plane->ranges * unit_bytes;
         if (from < range_bytes)
-            kvc_buffer_decommit(plane->buffer, r * range_bytes + from, range_bytes - from);
+            kvc_buffer_decommit(plane->buffer, plane->shift_bytes + r * range_bytes + from,
+                                range_bytes - from);
     }
     plane->units_done = target;
 }

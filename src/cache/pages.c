@@ -100,7 +100,7 @@ static kvc_status make_own(kvc_cache *cache, int32_t *id) {
     return KVC_OK;
 }
 
-static kvc_status make_room(kvc_cache *cache, int64_t sequence, int64_t length, int64_t n) {
+kvc_status kvc__pages_make_room_of(kvc_cache *cache, int64_t sequence, int64_t length, int64_t n) {
     const int64_t held = cache->table_used[sequence], needed = blocks_for(cache, length + n);
     if (n == 0) return KVC_OK;
     KVC_TRY(lengthen(cache, needed));
@@ -117,7 +117,7 @@ static kvc_status make_room(kvc_cache *cache, int64_t sequence, int64_t length, 
 kvc_status kvc__pages_make_room(kvc_cache *cache, const kvc__layer *layer, kvc__counts counts) {
     kvc_status status = KVC_OK;
     for (int64_t b = 0; status == KVC_OK && b < cache->desc.batch; b++)
-        status = make_room(cache, b, layer->lengths[b], kvc__count(counts, b));
+        status = kvc__pages_make_room_of(cache, b, layer->lengths[b], kvc__count(counts, b));
     for (int64_t b = 0; status != KVC_OK && b < cache->desc.batch; b++) kvc__pages_settle(cache, b);
     return status;
 }

@@ -88,7 +88,7 @@ static void move_rows(kvc_cache *cache, kvc__layer *layer, int64_t sequence,
     for (int p = 0; p < layer->planes_used; p++) {
         const kvc__plane *plane = &layer->planes[p];
         const size_t range_bytes = (size_t)layer->capacity * plane->row.bytes;
-        char *range = (char *)kvc_buffer_data(plane->buffer) +
+        char *range = kvc__plane_data(plane) +
                       (size_t)(sequence * layer->spec.kv_heads) * range_bytes +
                       (size_t)now->keep * plane->row.bytes;
         for (int64_t h = 0; h < layer->spec.kv_heads; h++)

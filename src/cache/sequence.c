@@ -146,7 +146,7 @@ static void plan_moves(moves *m, const int64_t *from, int64_t batch) {
 static char *first_row(const kvc__layer *layer, const kvc__plane *plane, int64_t sequence) {
     const int64_t rows =
         sequence * layer->spec.kv_heads * kvc__rows_of(&plane->row, layer->capacity);
-    return (char *)kvc_buffer_data(plane->buffer) + (size_t)rows * plane->row.bytes;
+    return kvc__plane_data(plane) + (size_t)rows * plane->row.bytes;
 }
 
 /* Moves [kv_heads][rows][dim] of a plane. Aside, heads follow each other without spare room.

@@ -34,7 +34,7 @@ kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, i
         const kvc__plane *plane = &layer->planes[p];
         out->rows[p] = plane->row;
         out->offset_bytes[p] = plane->offset_bytes;
-        if (plane->buffer) out->planes[p] = kvc_buffer_data(plane->buffer);
+        if (plane->buffer) out->planes[p] = kvc__plane_data(plane);
     }
     if (layer->planes[KVC__KEYS].buffer) {
         out->k_buffer_bytes = kvc_buffer_capacity_bytes(layer->planes[KVC__KEYS].buffer);

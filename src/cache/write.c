@@ -20,8 +20,7 @@ kvc__place kvc__place_of(const kvc_cache *cache, const kvc__layer *layer, int in
         first = kvc__map_block(&map, sequence, position) + plane->offset_bytes;
     } else {
         if (layer->rings) row = kvc__ring_row(&layer->rings[sequence], position, &run);
-        first = (char *)kvc_buffer_data(plane->buffer) +
-                (size_t)(sequence * layer->spec.kv_heads) * head_bytes;
+        first = kvc__plane_data(plane) + (size_t)(sequence * layer->spec.kv_heads) * head_bytes;
     }
     return (kvc__place){first + (size_t)row * bytes, (int64_t)head_bytes, run};
 }

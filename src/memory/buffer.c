@@ -172,7 +172,7 @@ static void decommit_run(kvc_buffer *b, size_t first, size_t end) {
 }
 
 void kvc_buffer_decommit(kvc_buffer *b, size_t offset, size_t bytes) {
-    if (!b || !b->committed || !b->pool->device->decommit) return;
+    if (!b || !b->committed || b->mapped || !b->pool->device->decommit) return;
     if (offset > b->capacity_bytes || bytes > b->capacity_bytes - offset) return;
     const size_t unit_bytes = b->pool->commit_unit_bytes, past = offset + bytes;
     /* The last unit may be short, and ends with the buffer. */
@@ -185,6 +185,59 @@ void kvc_buffer_decommit(kvc_buffer *b, size_t offset, size_t bytes) {
         decommit_run(b, first, run);
         first = run - 1;
     }
+}
+
+static kvc_status check_map(const kvc_buffer *b, size_t offset, size_t bytes,
+                            uint64_t file_offset) {
+    size_t end;
+    if (!b || !b->committed)
+        return kvc__fail(KVC_E_INVALID, "buffer: a reserved one wanted (kvc_buffer_reserve)");
+    const size_t page = b->pool->device->page_bytes;
+    if (!b->pool->device->map)
+        return kvc__fail(KVC_E_UNSUPPORTED, "device '%s' cannot map files", b->pool->device->name);
+    if (offset % page || file_offset % page || bytes == 0 || !kvc__add(&end, offset, bytes) ||
+        end > b->capacity_bytes)
+        return kvc__fail(KVC_E_RANGE,
+                         "map of %zu bytes at %zu, from %llu of a file: offsets of whole pages of "
+                         "%zu and at most the buffer's %zu bytes wanted",
+                         bytes, offset, (unsigned long long)file_offset, page, b->capacity_bytes);
+    return KVC_OK;
+}
+
+/* Counts what a mapped part leaves of the commit units that it is the first to reach into. */
+static kvc_status commit_edges(kvc_buffer *b, size_t offset, size_t end) {
+    const size_t unit_bytes = b->pool->commit_unit_bytes;
+    for (size_t unit = offset / unit_bytes; unit * unit_bytes < end; unit++) {
+        const size_t from = unit * unit_bytes;
+        const size_t past =
+            from + unit_bytes < b->capacity_bytes ? from + unit_bytes : b->capacity_bytes;
+        const size_t before = offset > from ? offset - from : 0;
+        const size_t behind = past > end ? past - end : 0;
+        if (is_committed(b, unit)) continue;
+        KVC_TRY(kvc__pool_charge(b->pool, before + behind));
+        b->resident_bytes += before + behind;
+        b->committed[unit / 64] |= (uint64_t)1 << (unit % 64);
+    }
+    return KVC_OK;
+}
+
+kvc_status kvc_buffer_map(kvc_buffer *b, size_t offset, size_t bytes, int fd,
+                          uint64_t file_offset) {
+    KVC_TRY(check_map(b, offset, bytes, file_offset));
+    const kvc_device *device = b->pool->device;
+    size_t whole;
+    if (!kvc__round_up(&whole, bytes, device->page_bytes)) whole = bytes;
+    kvc_buffer_decommit(b, offset, whole); /* of an earlier use, as long as no file is mapped */
+    b->mapped = true;
+    const uint64_t start_ns = kvc__now_ns();
+    const kvc_status status =
+        device->map(device->context, (char *)b->data + offset, whole, fd, file_offset);
+    kvc__pool_count_driver(b->pool, kvc__now_ns() - start_ns, false);
+    if (kvc__span_begin()) kvc__span_end(start_ns, KVC_SPAN_COMMIT, "map", whole);
+    if (status != KVC_OK)
+        return kvc__fail(status, "device '%s': cannot map %zu bytes of a file",
+                         b->pool->device->name, whole);
+    return commit_edges(b, offset, offset + whole);
 }
 
 bool kvc__buffer_is_committed(const kvc_buffer *b, size_t offset, size_t bytes) {

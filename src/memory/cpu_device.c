@@ -64,6 +64,11 @@ static void cpu_decommit(void *context, void *memory, size_t bytes) {
     kvc__vm_decommit(memory, bytes);
 }
 
+static kvc_status cpu_map(void *context, void *memory, size_t bytes, int fd, uint64_t offset) {
+    (void)context;
+    return kvc__vm_map_file(memory, bytes, fd, offset);
+}
+
 static void cpu_release(void *context, void *memory, size_t bytes) {
     (void)context;
     kvc__vm_unmap(memory, bytes);
@@ -82,6 +87,7 @@ static kvc_device cpu = {
     .commit = cpu_commit,
     .release = cpu_release,
     .decommit = cpu_decommit,
+    .map = cpu_map,
 };
 
 static void ask_system(void) {

@@ -194,8 +194,8 @@ void kvc__pool_give(kvc_pool *pool, kvc_buffer *b) {
     kvc_buffer *evicted = NULL;
     (void)pthread_mutex_lock(&pool->lock);
     pool->stats.active_bytes -= b->resident_bytes;
-    const bool keep =
-        b->data && !pool->freed && pool->cache_limit_bytes > 0 && kvc__shelf_put(&pool->shelf, b);
+    const bool keep = b->data && !b->mapped && !pool->freed && pool->cache_limit_bytes > 0 &&
+                      kvc__shelf_put(&pool->shelf, b);
     if (keep) {
         pool->stats.cached_bytes += b->resident_bytes;
         evict_for(pool, 0, &evicted);

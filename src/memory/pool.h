@@ -21,6 +21,7 @@ struct kvc_buffer {
     size_t capacity_bytes; /* as first asked for; reuse keeps it */
     size_t resident_bytes; /* capacity, or what is committed of a reserved buffer */
     uint64_t *committed;   /* reserved buffers: a bit a commit unit; else NULL */
+    bool mapped;           /* holds pages of a file: not for another, nor to be cut */
     atomic_uint references;
     kvc__shelf_links links; /* while the pool keeps it */
 };

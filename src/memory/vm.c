@@ -98,6 +98,13 @@ void kvc__vm_decommit(void *memory, size_t bytes) {
     (void)madvise(memory, bytes, MADV_DONTNEED); /* fails for no range that is mapped */
 }
 
+kvc_status kvc__vm_map_file(void *memory, size_t bytes, int fd, uint64_t offset) {
+    if (offset > INT64_MAX) return KVC_E_IO;
+    const void *mapped =
+        mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, (off_t)offset);
+    return mapped == MAP_FAILED ? KVC_E_IO : KVC_OK;
+}
+
 void kvc__vm_unmap(void *memory, size_t bytes) {
     size_t rounded;
     if (kvc__round_up(&rounded, bytes, kvc__vm_page_bytes())) (void)munmap(memory, rounded);

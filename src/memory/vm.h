@@ -5,6 +5,7 @@
 #define KVC_MEMORY_VM_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include <kvcache/status.h>
 
@@ -32,6 +33,12 @@ kvc_status kvc__vm_commit(void *memory, size_t bytes);
 
 /** Gives back the memory of whole pages of a reserved range, and keeps its address space. */
 void kvc__vm_decommit(void *memory, size_t bytes);
+
+/** Puts pages of a file in the place of those of a reserved range. Reading brings them in, shared
+ * with all who read the file; writing makes a copy of the page that nobody else sees.
+ * @param offset  in the file, a multiple of the page
+ * @errors KVC_E_IO the system refused; the range is as it was */
+kvc_status kvc__vm_map_file(void *memory, size_t bytes, int fd, uint64_t offset);
 
 /** Gives back what map or reserve gave, rounded up to pages. */
 void kvc__vm_unmap(void *memory, size_t bytes);

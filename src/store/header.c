@@ -234,6 +234,7 @@ static kvc_status read_all(kvc__header *h, const source *s, bool checksums) {
     if (checksums) {
         KVC_TRY(read_checksums(h, "", s));
         if (!h->has_checksums) KVC_TRY(read_checksums(h, "1.", s));
+        if (!h->has_checksums) KVC_TRY(read_checksums(h, "0.", s));
     }
     const uint64_t data = 8 + (uint64_t)s->bytes;
     for (size_t i = 0; i < h->count; i++) h->tensors[i].offset += data;

@@ -13,6 +13,7 @@
 #include "store/file.h"
 #include "store/format.h"
 #include "store/header.h"
+#include "store/opened.h"
 #include "store/rows.h"
 
 struct kvc_safetensors {
@@ -102,6 +103,14 @@ void kvc_safetensors_close(kvc_safetensors *s) {
 
 size_t kvc_safetensors_count(const kvc_safetensors *s) {
     return s->header.count;
+}
+
+int kvc__safetensors_fd(const kvc_safetensors *s) {
+    return s->file.fd;
+}
+
+const char *kvc__safetensors_name(const kvc_safetensors *s) {
+    return s->file.name;
 }
 
 const kvc_safetensors_tensor *kvc_safetensors_at(const kvc_safetensors *s, size_t index) {

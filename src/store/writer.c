@@ -8,15 +8,15 @@
 #include "store/rows.h"
 
 kvc_status kvc_safetensors_writer_new(kvc_safetensors_writer **out, const char *prefix) {
-    static const char *const prefixes[] = {"", "1."};
+    static const char *const prefixes[] = {"", "1.", "0."};
     const char *known = NULL;
     if (!out) return kvc__fail(KVC_E_INVALID, "out: NULL given, a writer's address wanted");
     *out = NULL;
     for (size_t i = 0; prefix && i < sizeof prefixes / sizeof *prefixes; i++)
         if (strcmp(prefix, prefixes[i]) == 0) known = prefixes[i];
     if (prefix && !known)
-        return kvc__fail(KVC_E_INVALID, "prefix: \"%.32s\" given, \"\", \"1.\" or NULL wanted",
-                         prefix);
+        return kvc__fail(KVC_E_INVALID,
+                         "prefix: \"%.32s\" given, \"\", \"1.\", \"0.\" or NULL wanted", prefix);
     kvc_safetensors_writer *w;
     KVC_TRY(kvc__store_calloc((void **)&w, 1, sizeof *w, "a writer"));
     w->prefix = known;
@@ -79,7 +79,7 @@ kvc_status kvc_safetensors_writer_metadata(kvc_safetensors_writer *w, const char
     char shown[KVC__SHOWN];
     KVC_TRY(check_text(key, "key"));
     KVC_TRY(check_text(text, "text"));
-    const char *bare = strncmp(key, "1.", 2) == 0 ? key + 2 : key;
+    const char *bare = (key[0] == '0' || key[0] == '1') && key[1] == '.' ? key + 2 : key;
     if (strcmp(bare, KVC__HEADER_KEY) == 0 || strcmp(bare, KVC__TENSORS_KEY) == 0)
         return kvc__fail(KVC_E_INVALID, "key: %s given, which is for checksums", key);
     if (json_object_get(w->metadata, key))

@@ -51,7 +51,7 @@ core=$(declared kvcache.h)
 libc='libc|libm|libpthread|ld-linux[a-z0-9-]*'
 check_library libkvcache KVCACHE "$core" "$libc"
 if [[ -e $BUILD_DIR/libkvcache-store.so ]]; then
-    store=$(declared kvcache.h safetensors.h tier_disk.h)
+    store=$(declared kvcache.h safetensors.h snapshot.h tier_disk.h)
     check_library libkvcache-store KVCACHE_STORE "$(comm -13 <(echo "$core") <(echo "$store"))" \
         "$libc|libkvcache|libjansson|libcrypto"
 fi

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Prompt caches of mlx-lm, and ours as mlx-lm reads them.
+
+    mlx_lm_test.py RESAVE
+
+RESAVE loads a snapshot and saves it again. Files that the installed mlx-lm writes, and those of
+KVC_SHARED_DIR that it can read, must be equal for it when saved again: tensors to the bit, numbers,
+classes, metadata. Exits 77 where mlx and mlx-lm are not installed; KVC_MLX_PYTHON names an
+interpreter that has them.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+if os.environ.get("KVC_MLX_PYTHON", sys.executable) != sys.executable:
+    os.execv(os.environ["KVC_MLX_PYTHON"], [os.environ["KVC_MLX_PYTHON"], *sys.argv])
+sys.dont_write_bytecode = True
+try:
+    import mlx.core as mx
+    from mlx_lm.models import cache as mlx
+except ImportError as missing:
+    print(f"skipped: {missing}; pip install 'mlx[cpu]' mlx-lm, or set KVC_MLX_PYTHON")
+    sys.exit(77)
+
+mx.set_default_device(mx.cpu)
+NEW_FORM = hasattr(mlx.QuantizedKVCache, "keys_and_values")  # from 0.32 on
+TEXTS = {"model": "toy", "tokenizer_config": "{}"}
+GROWTHS = ["reserve", "chunk", "exact", "map", "paged"]
+
+
+def numbers(shape, dtype):
+    return mx.random.normal(shape).astype(dtype)
+
+
+def appended(cache, steps, dtype=mx.bfloat16, heads=2, dim=64, value_dim=None, batch=1):
+    for n in steps:
+        cache.update_and_fetch(
+            numbers((batch, heads, n, dim), dtype), numbers((batch, heads, n, value_dim or dim), dtype)
+        )
+    return cache
+
+
+def caches():
+    """Yields (name, list of layers) of every kind that both sides have."""
+    for dtype in (mx.float32, mx.float16, mx.bfloat16):
+        yield f"kv {dtype}", [appended(mlx.KVCache(), [9], dtype), appended(mlx.KVCache(), [9], dtype)]
+    yield "kv long", [appended(mlx.KVCache(), [300, 1, 1])]
+    yield "kv batch", [appended(mlx.KVCache(), [5], batch=3, value_dim=32)]
+    yield "many layers", [appended(mlx.KVCache(), [3]) for _ in range(12)]
+    for bits in (2, 3, 4, 6, 8):
+        for group in (32, 64):
+            yield f"packed {bits} {group}", [appended(mlx.QuantizedKVCache(group, bits), [7, 1])]
+    for keep in (0, 2):
+        for steps in ([3], [8], [10], [10, 1], [10, 1, 1, 1], [3, 1, 4, 9], [1] * 30, [10] + [1] * 6):
+            yield f"rotating {keep} {steps}", [appended(mlx.RotatingKVCache(8, keep), steps)]
+    yield "rotating trimmed", [appended(mlx.RotatingKVCache(8, 2), [6])]
+    yield "mixture", [
+        appended(mlx.KVCache(), [10, 1]),
+        appended(mlx.RotatingKVCache(8, 2), [10, 1]),
+        appended(mlx.QuantizedKVCache(32, 4), [10, 1]),
+    ]
+
+
+def plain(value):
+    """A state as something that can be compared."""
+    if isinstance(value, mx.array):
+        bits = mx.contiguous(value).view(mx.uint8) if value.ndim and value.size else value
+        return (str(value.dtype), tuple(value.shape), bits.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def cut(layer):
+    """The rows in use: from 0.32 on mlx-lm saves spare rows too."""
+    rows = layer.keys[0].shape[2] if isinstance(layer.keys, (list, tuple)) else layer.keys.shape[2]
+    used = min(layer.offset, rows)
+
+    def some(x):
+        return [some(y) for y in x] if isinstance(x, (list, tuple)) else x[..., :used, :]
+
+    rest = {k: v for k, v in vars(layer).items() if k not in ("keys", "values")}
+    return type(layer).__name__, plain(some(layer.keys)), plain(some(layer.values)), rest
+
+
+def resave(program, source, target, growth):
+    ended = subprocess.run(
+        [program, source, target, str(int(NEW_FORM)), growth], capture_output=True, text=True
+    )
+    return ended.stderr if ended.returncode else None
+
+
+def check(program, name, source, target):
+    before, texts = mlx.load_prompt_cache(source, return_metadata=True)
+    windows = any(isinstance(layer, mlx.RotatingKVCache) for layer in before)
+    for growth in GROWTHS:
+        failed = resave(program, source, target, growth)
+        if growth == "paged" and windows:
+            assert failed and "specs" in failed, (name, failed)
+            continue
+        assert not failed, (name, growth, failed)
+        after, found = mlx.load_prompt_cache(target, return_metadata=True)
+        assert [cut(a) for a in after] == [cut(b) for b in before], (name, growth)
+        assert found.pop("kvc")["format"] == "1", (name, growth)
+        assert found == texts, (name, growth, found)
+        for a, b in zip(after, before):  # and both go on in the same way
+            if a.keys is not None:
+                dim = 16 if not isinstance(b, mlx.QuantizedKVCache) else 64
+                if not isinstance(b, mlx.QuantizedKVCache):
+                    dim = b.keys.shape[3]
+                    shape = (*b.keys.shape[:2], 1, dim)
+                    new = numbers(shape, b.keys.dtype)
+                    wide = numbers((*b.values.shape[:2], 1, b.values.shape[3]), b.values.dtype)
+                    assert plain(a.update_and_fetch(new, wide)) == plain(
+                        b.__class__.update_and_fetch(copy_of(b), new, wide)
+                    ), (name, growth)
+
+
+def copy_of(layer):
+    """A layer whose update leaves the other as it is."""
+    new = type(layer).__new__(type(layer))
+    vars(new).update(vars(layer))
+    new.keys, new.values = mx.array(layer.keys), mx.array(layer.values)
+    return new
+
+
+def main():
+    program = sys.argv[1]
+    golden = sorted((Path(os.environ.get("KVC_SHARED_DIR", "")) / "golden/mlx-lm").glob("*.safetensors"))
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = f"{folder}/from.safetensors", f"{folder}/to.safetensors"
+        count = 0
+        for name, layers in caches():
+            mlx.save_prompt_cache(source, layers, TEXTS)
+            check(program, name, source, target)
+            count += 1
+        for file in golden:
+            if NEW_FORM or file.name.startswith("quantize_"):
+                continue  # they are of the form of 0.31
+            check(program, file.name, str(file), target)
+            count += 1
+    print(f"{count} files, as mlx-lm {'from 0.32 on' if NEW_FORM else 'up to 0.31'} has them")
+
+
+main()
