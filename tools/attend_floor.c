@@ -86,7 +86,8 @@ static int list_rows(attend_floor *f, const kvc_cache *cache, int64_t layer, con
                      const attend_sight *s) {
     const int64_t batch = p->array[0].shape[0], rows = p->array[0].shape[2];
     int64_t *positions = malloc((size_t)(rows + 1) * sizeof *positions);
-    int status = positions ? CLI_DONE : cli_fail("no memory for %" PRId64 " positions", rows);
+    int status = CLI_DONE;
+    if (!positions) return cli_fail("no memory for %" PRId64 " positions", rows);
     for (int64_t b = 0; b < batch && status == CLI_DONE; b++) {
         if (kvc_cache_row_positions(cache, layer, b, positions, rows) != KVC_OK)
             status = cli_fail_library("cache");
@@ -98,6 +99,23 @@ static int list_rows(attend_floor *f, const kvc_cache *cache, int64_t layer, con
     return status;
 }
 
+/* Keys per channel: whole blocks of positions, of which some are seen. The few keys that are not
+ * packed yet are left out. */
+static int list_channels(attend_floor *f, const kvc_cache *cache, int64_t layer,
+                         const kvc_quantized *k, const attend_sight *s) {
+    planes p = {{k->words, k->scales, k->biases}, 3};
+    for (size_t i = 0; i < p.count; i++) { /* a block becomes a row */
+        p.array[i].ndim = 4;
+        p.array[i].shape[3] *= p.array[i].shape[4];
+    }
+    for (int64_t b = 0; b < k->words.shape[0]; b++) {
+        const int64_t length = kvc_cache_sequence_length(cache, layer, b);
+        const int64_t first = length > s->recent ? (length - s->recent) / k->group : 0;
+        if (add_planes(f, &p, b, first, length / k->group) != CLI_DONE) return CLI_FAILED;
+    }
+    return CLI_DONE;
+}
+
 static int list_linear(attend_floor *f, const kvc_cache *cache, int64_t layer, bool is_packed,
                        const attend_sight *s) {
     planes p = {.count = 2};
@@ -106,7 +124,10 @@ static int list_linear(attend_floor *f, const kvc_cache *cache, int64_t layer, b
                                      : kvc_cache_view(cache, layer, &p.array[0], &p.array[1]);
     if (got != KVC_OK) return cli_fail_library("cache");
     if (is_packed) take_quantized(&p, &k, &v);
-    const int status = list_rows(f, cache, layer, &p, s);
+    const bool per_channel = p.array[0].ndim == 5;
+    const planes rows = per_channel ? (planes){{v.words, v.scales, v.biases}, 3} : p;
+    int status = list_rows(f, cache, layer, &rows, s);
+    if (status == CLI_DONE && per_channel) status = list_channels(f, cache, layer, &k, s);
     release(&p);
     return status;
 }

@@ -80,13 +80,19 @@ static const char *read_window(cache_kind *kind, const part *p, said *before) {
 }
 
 static const char *read_packing(cache_kind *kind, const part *p, said *before) {
-    const bool known = strlen(p->word) == 2 && strchr("234568", p->word[1]);
+    const char *form = p->word + 2;
+    const bool known = strlen(p->word) >= 2 && strchr("234568", p->word[1]);
+    const bool per_channel = known && *form == 'c', rotated = known && form[per_channel] == 'r';
     const int64_t group = p->count ? p->numbers[0] : GROUP_DEFAULT;
-    if (before->packing || !known || p->count > 1 || (group != 32 && group != 64 && group != 128))
-        return "one qBITS[:GROUP] with 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128 wanted";
+    if (before->packing || !known || form[per_channel + rotated] || p->count > 1 ||
+        (group != 32 && group != 64 && group != 128))
+        return "one qBITS[c][r][:GROUP] with 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128 "
+               "wanted";
     before->packing = true;
     kind->bits = p->word[1] - '0';
     kind->group = (int)group;
+    kind->keys_per_channel = per_channel;
+    kind->rotated = rotated;
     return NULL;
 }
 
@@ -106,6 +112,8 @@ static const char *read_parts(cache_kind *kind, const char *text) {
     }
     if (kind->window && kind->growth == KVC_GROW_PAGED)
         return "a window or blocks wanted: blocks keep every position";
+    if (kind->keys_per_channel && (kind->window || kind->growth == KVC_GROW_PAGED))
+        return "q without c wanted: keys per channel have neither windows nor blocks";
     return NULL;
 }
 
@@ -161,7 +169,9 @@ __attribute__((format(printf, 2, 3))) static void add(char out[CACHE_KIND_ROOM],
 
 const char *cache_kind_text(char out[CACHE_KIND_ROOM], const cache_kind *kind) {
     out[0] = '\0';
-    if (kind->bits) add(out, "q%d", kind->bits);
+    if (kind->bits)
+        add(out, "q%d%s%s", kind->bits, kind->keys_per_channel ? "c" : "",
+            kind->rotated ? "r" : "");
     if (kind->bits && kind->group != GROUP_DEFAULT) add(out, ":%d", kind->group);
     if (kind->window) add(out, "%swindow:%lld", *out ? "+" : "", (long long)kind->window);
     if (kind->keep) add(out, ":%lld", (long long)kind->keep);
@@ -189,7 +199,9 @@ kvc_layer_spec cache_kind_spec(const cache_kind *kind, int64_t kv_heads, int64_t
                             .window = kind->window,
                             .keep = kind->keep,
                             .kv_bits = kind->bits,
-                            .kv_group = kind->group};
+                            .kv_group = kind->group,
+                            .keys_per_channel = kind->keys_per_channel,
+                            .rotated = kind->rotated};
 }
 
 uint64_t cache_kind_position_bytes(const kvc_layer_spec *spec) {

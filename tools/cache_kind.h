@@ -3,7 +3,8 @@
  *
  *     reserve | chunk | concat | paged[:BLOCK]    how a cache grows; reserve where not said
  *     window:W[:KEEP]                             which positions it keeps; all where not said
- *     qBITS[:GROUP]                               how its numbers are packed; not, where not said
+ *     qBITS[c][r][:GROUP]                         how its numbers are packed; not, where not said.
+ * c: keys per channel, r: rotated before
  *
  * One of each may be joined by '+': "q8+paged:32", "q4:32+window:4096:4". */
 #ifndef KVCACHE_TOOLS_CACHE_KIND_H
@@ -21,16 +22,18 @@
 /** A kind of cache. Zeroed, it is "reserve". */
 typedef struct cache_kind {
     kvc_growth growth;
-    int64_t window, keep; /**< as in kvc_layer_spec; 0: all positions are kept */
-    int bits, group;      /**< as kv_bits and kv_group of kvc_layer_spec; 0: not packed */
-    int64_t block;        /**< positions of a block, by KVC_GROW_PAGED; else 0 */
+    int64_t window, keep;           /**< as in kvc_layer_spec; 0: all positions are kept */
+    int bits, group;                /**< as kv_bits and kv_group of kvc_layer_spec; 0: not packed */
+    bool keys_per_channel, rotated; /**< as in kvc_layer_spec */
+    int64_t block;                  /**< positions of a block, by KVC_GROW_PAGED; else 0 */
 } cache_kind;
 
 /** Room for a kind as text. */
 enum { CACHE_KIND_ROOM = 64 };
 
 /** The forms that a text may have, for helps. */
-#define CACHE_KIND_FORMS "reserve, chunk, concat, paged[:BLOCK], window:W[:KEEP] or qBITS[:GROUP]"
+#define CACHE_KIND_FORMS                                                                           \
+    "reserve, chunk, concat, paged[:BLOCK], window:W[:KEEP] or qBITS[c][r][:GROUP]"
 
 /** Reads a kind, and tells nobody.
  * @return NULL, or what is wanted instead, to end a sentence: "... wanted"; *out is unchanged then

@@ -61,7 +61,7 @@ static int make_cache(kvc_cache **out, kvc_blocks **blocks, kvc_pool *pool, cons
                                  .specs = &spec,
                                  .spec_count = 1,
                                  .growth = kind->growth,
-                                 .max_positions = longest + 2 * KVC_CHUNK_DEFAULT,
+                                 .max_positions = longest + (int64_t)2 * KVC_CHUNK_DEFAULT,
                                  .blocks = *blocks};
     return kvc_cache_new(out, pool, &desc) == KVC_OK ? CLI_DONE : cli_fail_library("cache");
 }
@@ -139,10 +139,10 @@ static int set_up(bench *b) {
 }
 
 static void tear_down(bench *b) {
-    stats_samples *const samples[] = {&b->fork,    &b->copy,    &b->whole,
-                                      &b->release, &b->first,   &b->append,
-                                      &b->block,   &b->reorder, &b->reorder_copy};
-    for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) stats_free(samples[i]);
+    stats_samples *const samples[] = {&b->fork,         &b->copy,   &b->whole, &b->release,
+                                      &b->first,        &b->append, &b->block, &b->reorder,
+                                      &b->reorder_copy, NULL};
+    for (size_t i = 0; samples[i]; i++) stats_free(samples[i]);
     kvc_cache_free(b->paged);
     kvc_cache_free(b->linear);
     kvc_blocks_free(b->blocks);

@@ -33,8 +33,10 @@ static const char help[] =
     "  --cache KIND        how it grows: reserve (the default), chunk, paged[:BLOCK] in blocks of\n"
     "                      positions, or concat, which copies it at every step; what it keeps:\n"
     "                      window:W[:KEEP], the last W positions and of these the first KEEP for\n"
-    "                      ever; how it is packed: qBITS[:GROUP], as q8 or q4:32. One of each may\n"
-    "                      be joined by +, as q8:32+paged\n"
+    "                      ever; how it is packed: qBITS[c][r][:GROUP], as q8, q4:32 or q4c, keys\n"
+    "                      per channel, or q4r, rotated before. One of each may be joined by +, "
+    "as\n"
+    "                      q8:32+paged\n"
     "  --kv-dtype DTYPE    of its keys and values, where packed of their scales: f32 (the\n"
     "                      default), f16 or bf16\n"
     "  --chunk N           positions by which it grows; 256 by default\n"
@@ -137,6 +139,8 @@ static void set_engine(generate_options *o) {
     o->engine.keep = o->kind.keep;
     o->engine.kv_bits = o->kind.bits;
     o->engine.kv_group = o->kind.group;
+    o->engine.keys_per_channel = o->kind.keys_per_channel;
+    o->engine.rotated = o->kind.rotated;
     o->engine.block = o->kind.block;
     o->engine.slack = o->speculate;
     o->engine.sequences = o->parallel;

@@ -28,7 +28,9 @@ static bool make_cache(transformer *t, kvc_pool *pool, const transformer_options
                                  .window = options->window,
                                  .keep = options->keep,
                                  .kv_bits = options->kv_bits,
-                                 .kv_group = options->kv_group};
+                                 .kv_group = options->kv_group,
+                                 .keys_per_channel = options->keys_per_channel,
+                                 .rotated = options->rotated};
     if (options->growth == KVC_GROW_PAGED && !make_blocks(t, pool, &spec, options->block, error))
         return false;
     const kvc_cache_desc desc = {.struct_size = sizeof desc,

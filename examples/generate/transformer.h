@@ -26,6 +26,7 @@ typedef struct transformer_options {
     kvc_dtype kv_dtype;    /**< of the cache: KVC_F32, KVC_F16 or KVC_BF16 */
     int64_t window, keep;  /**< of every layer, as in kvc_layer_spec; 0: all positions are kept */
     int kv_bits, kv_group; /**< likewise; 0: keys and values are not packed */
+    bool keys_per_channel, rotated; /**< likewise */
     int64_t block;         /**< positions of a block, by KVC_GROW_PAGED; 0: the library's */
     int64_t chunk;         /**< of the cache, in positions; 0: the library's */
     int64_t max_positions; /**< that a sequence will hold, 1 to the model's seq_len */

@@ -63,6 +63,10 @@ typedef struct kvc_attention_desc {
     int64_t keep; /**< of a window the first positions of the sequence, which stay in sight: 0 to
                        window - 1; the others are the most recent ones. Both as max_size and keep of
                        mlx-lm's RotatingKVCache */
+    bool kv_keys_per_channel; /**< as keys_per_channel of kvc_layer_spec: runs are those over a
+                                   cache */
+    bool kv_rotated; /**< as rotated of kvc_layer_spec: queries and outputs are as ever, keys and
+                          values rotated as a cache would */
 } kvc_attention_desc;
 
 /** What a run may take and give besides. Zero it, then fill it; arrays are borrowed for the call.
@@ -113,8 +117,8 @@ typedef struct kvc_attention kvc_attention;
 
 KVC_BEGIN_DECLS
 
-/** Fills a description for one layer of a cache: batch, kv_heads, dims, dtype, and what it keeps of
- * a sequence, window and keep; the rest zero.
+/** Fills a description for one layer of a cache: batch, kv_heads, dims, dtype, how it packs, and
+ * what it keeps of a sequence, window and keep; the rest zero.
  * @param out  its struct_size is set by the caller, and kept
  * @errors KVC_E_INVALID no such layer, out->struct_size is not set */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_desc_for(kvc_attention_desc *out,
@@ -160,8 +164,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
  * @param k  [batch][kv_heads][length][key_dim], packed by the plan's kv_bits and kv_group, scales
  *           and biases of kv_dtype
  * @param v  [batch][kv_heads][length][value_dim], as k
- * @errors   also those of kvc_quantize for k and v; KVC_E_INVALID a plan without kv_bits. The other
- *           runs refuse a plan with kv_bits likewise. */
+ * @errors   also those of kvc_quantize for k and v; KVC_E_INVALID a plan without kv_bits, or with
+ *           kv_keys_per_channel. kvc_attention_run_kv refuses a plan with kv_bits likewise. */
 KVC_API KVC_MUST_USE kvc_status kvc_attention_run_quantized(kvc_attention *plan,
                                                             const kvc_quantized *k,
                                                             const kvc_quantized *v,

@@ -22,6 +22,15 @@
  *   next append.
  * - packed: 2 to 8 bits a number (quantize.h), packed as positions are appended, one by one: how a
  *   sequence was cut into appends makes no difference.
+ * - packed, keys per channel: with G = kv_group, G positions of a key's element share a scale,
+ * since in keys it is some elements that are large, at every position. Blocks of G positions are
+ * packed when their last one comes; the keys behind them are kept as they are, in dtype. Those of
+ * the last G to 2 G positions are, so that a trim can go back as far (kvc_cache_trimmable).
+ * - packed, rotated: keys and values are multiplied by a Hadamard matrix before, which spreads what
+ *   is large over all elements, so that a group has less to span. It is orthonormal, of the order
+ * of the largest power of two that divides the dim (1024 at most), as often as that goes into it.
+ *   Attention rotates queries likewise, and its sums back: scores and outputs mean the same. A NaN
+ *   or an infinity reaches all that is rotated with it.
  *
  * All kinds hold the same positions, and attention.h reads them all. Views stay valid across
  * appends (an append writes behind them, but for windows): a view keeps its buffer alive even when
@@ -30,10 +39,13 @@
  * Threads: one writer or many readers at a time per cache.
  * @source MLX documentation, "Writing a Fast KV Cache"; mlx-lm's KVCache, whose capacity need not
  *         stay a multiple of the chunk after a long append: here it does; its RotatingKVCache and
- *         QuantizedKVCache. Reserve: vAttention. Paged: vLLM. */
+ *         QuantizedKVCache. Reserve: vAttention. Paged: vLLM. Keys per channel: KIVI. Rotation:
+ * QuIP# and QuaRot, which fold a part of it into the model's weights; here it is all the cache's.
+ */
 #ifndef KVCACHE_CACHE_H
 #define KVCACHE_CACHE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -70,6 +82,9 @@ typedef struct kvc_layer_spec {
                             0 to window - 1 */
     int kv_bits;       /**< of a packed element: 2, 3, 4, 5, 6 or 8; 0: not packed */
     int kv_group;      /**< where packed: 32, 64 or 128, a divisor of both dims */
+    bool keys_per_channel; /**< where packed: an element of the key over kv_group positions shares a
+                                scale, instead of elements of one key. Not for windows and blocks */
+    bool rotated;          /**< where packed: keys and values are rotated before */
 } kvc_layer_spec;
 
 /** Everything about a cache that does not change. Zero it, then fill it. */
@@ -80,7 +95,8 @@ typedef struct kvc_cache_desc {
     const kvc_layer_spec *specs; /**< [spec_count], borrowed for the call */
     int64_t spec_count;          /**< layers, or 1 when all layers are alike */
     kvc_growth growth;           /**< how layers get room */
-    int64_t chunk;               /**< positions; 0 means KVC_CHUNK_DEFAULT */
+    int64_t chunk;               /**< positions; 0 means KVC_CHUNK_DEFAULT. Rounded up to whole
+                                      groups for keys per channel */
     int64_t max_positions; /**< most positions of a sequence; 0: no limit, but not for RESERVE */
     kvc_blocks *blocks;    /**< for PAGED: where blocks come from, kept alive by the cache. Layers
                                 and specs are those of its blocks; layers 0 and specs NULL will do.
@@ -92,7 +108,7 @@ typedef struct kvc_cache_desc {
 /** Bytes of a cache, all layers together. */
 typedef struct kvc_cache_nbytes {
     size_t struct_size; /**< sizeof(kvc_cache_nbytes), set by the caller */
-    uint64_t used;      /**< positions held, keys and values */
+    uint64_t used;      /**< positions held, keys and values, in the form that is read */
     uint64_t resident;  /**< memory held: capacity, or what RESERVE has committed; of blocks, those
                              in a table, shared ones counted once for each sequence */
     uint64_t reserved;  /**< address space held; equals resident unless the policy is RESERVE */
@@ -177,9 +193,22 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_view(const kvc_cache *cache, int64_t l
                                                kvc_array *v);
 
 /** As kvc_cache_view, of a layer whose rows are packed. Each of the six arrays owns a reference.
+ * @param k  keys per channel: the whole blocks of G positions of the longest sequence, as [batch]
+ *           [kv_heads][blocks][key_dim][G], elements that share a scale last. Behind the blocks of
+ *           a shorter one lies anything. The other keys: kvc_cache_view_tail
  * @errors KVC_E_INVALID layer; KVC_E_UNSUPPORTED rows that are not packed, or blocks */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view_quantized(const kvc_cache *cache, int64_t layer,
                                                          kvc_quantized *k, kvc_quantized *v);
+
+/** Lends the keys that are not packed, of a layer with keys per channel: those behind its last
+ * whole block of G positions, rotated where the layer's are.
+ * @param k  receives [batch][kv_heads][length mod G][key_dim] of the layer's dtype; owns a
+ * reference
+ * @errors   KVC_E_INVALID layer; KVC_E_UNSUPPORTED keys that are not packed per channel, or
+ *           sequences of several lengths
+ * @lifetime until released; as soon as G positions more were appended, appends write into it */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_view_tail(const kvc_cache *cache, int64_t layer,
+                                                    kvc_array *k);
 
 /** Tells which position each row of a view holds: 0, 1, 2, … but for windows. O(rows).
  * @param positions  receives [count of rows of a view]; -1 where a row holds none of the sequence
@@ -191,8 +220,9 @@ KVC_API kvc_status kvc_cache_row_positions(const kvc_cache *cache, int64_t layer
 
 /** Drops the last n positions of every sequence and layer: all or none. O(layers · batch); memory
  * stays, but blocks go back to their pool.
- * @errors KVC_E_RANGE n is negative, a sequence has fewer in a layer, or a window has overwritten
- *         what its queries would see from there on. The sentence says where. Nothing changed. */
+ * @errors KVC_E_RANGE n is negative, a sequence has fewer in a layer, a window has overwritten what
+ *         its queries would see from there on, or keys per channel are packed that would have to be
+ *         unpacked ones again. The sentence says where. Nothing changed. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_trim(kvc_cache *cache, int64_t n);
 
 /** As kvc_cache_trim, of one sequence.

@@ -82,19 +82,30 @@ static inline bool find_ends(const float *x, int n, float *least, float *most) {
     return odd[0] == 0;
 }
 
-/* The scale and bias of a group. Its end that is larger by magnitude becomes a whole number of
- * scales, and the bias, unless it is less than half a scale from 0.
- * Returns false where there are none, or not up to `limit`. */
-static inline bool fit(affine *to, const float *x, int n, int bits, float limit) {
-    float least, most;
-    const bool finite = find_ends(x, n, &least, &most);
-    const bool negative = fabsf(least) > fabsf(most);
-    const float step = (most - least) / (float)((1 << bits) - 1);
-    const float size = step > 1e-7f ? step : 1e-7f;
-    const float edge = negative ? least : most, scale = negative ? size : -size;
-    const float steps = rintf(edge / scale);
-    *to = steps != 0 ? (affine){edge / steps, edge} : (affine){scale, 0};
-    return finite && fabsf(to->scale) <= limit && fabsf(to->bias) <= limit;
+/* What is known of some groups of a row: those that are worked on together, so that the long way
+ * from ends to scales is gone once. */
+enum { TOGETHER = 2 };
+
+typedef struct fits {
+    float least[TOGETHER], most[TOGETHER];
+    float scale[TOGETHER], bias[TOGETHER];
+    bool finite[TOGETHER];
+} fits;
+
+/* Scales and biases. The end of a group that is larger by magnitude becomes a whole number of
+ * scales, and the bias, unless it is less than half a scale from 0. */
+static inline void fit(fits *f, int bits) {
+    const float levels = (float)((1 << bits) - 1);
+    for (int g = 0; g < TOGETHER; g++) {
+        const float least = f->least[g], most = f->most[g];
+        const float step = (most - least) / levels;
+        const float size = step > 1e-7f ? step : 1e-7f;
+        const bool negative = fabsf(least) > fabsf(most);
+        const float edge = negative ? least : most, scale = negative ? size : -size;
+        const float steps = rintf(edge / scale), exact = edge / steps;
+        f->scale[g] = steps != 0 ? exact : scale;
+        f->bias[g] = steps != 0 ? edge : 0;
+    }
 }
 
 /* The largest f32 that a dtype rounds to a number. */
@@ -147,23 +158,35 @@ static void split(uint8_t *restrict q, const uint8_t *restrict from, int n, int 
         }
 }
 
-static void pack(const kvc__packing *p, const kvc__packed *to, const void *from) {
+/* Groups [first, first + count) of a row, all converted. */
+static inline void pack_some(const kvc__packing *p, const kvc__packed *to, const float *x,
+                             int64_t first, int count) {
     const int n = p->group, bytes = n * p->bits / 8;
     const float limit = limit_of(p->scaling);
-    for (int64_t g = 0; g < p->groups; g++) {
-        float converted[KVC__GROUP_MOST];
+    fits f = {.least = {0}};
+    for (int g = 0; g < count; g++) f.finite[g] = find_ends(x + g * n, n, &f.least[g], &f.most[g]);
+    fit(&f, p->bits);
+    for (int g = 0; g < count; g++) {
         uint8_t q[KVC__GROUP_MOST];
-        affine a;
-        const float *x = load_floats(converted, from, p->dtype, g * n, n);
-        if (fit(&a, x, n, p->bits, limit)) {
-            to_integers(q, x, n, a, p->bits);
+        affine a = {f.scale[g], f.bias[g]};
+        if (f.finite[g] && fabsf(a.scale) <= limit && fabsf(a.bias) <= limit) {
+            to_integers(q, x + g * n, n, a, p->bits);
         } else {
             a = (affine){NAN, NAN};
             memset(q, 0, sizeof q);
         }
-        join(to->words + g * bytes, q, n, p->bits);
-        store_one(to->scales, p->scaling, g, a.scale);
-        store_one(to->biases, p->scaling, g, a.bias);
+        join(to->words + (first + g) * bytes, q, n, p->bits);
+        store_one(to->scales, p->scaling, first + g, a.scale);
+        store_one(to->biases, p->scaling, first + g, a.bias);
+    }
+}
+
+static void pack(const kvc__packing *p, const kvc__packed *to, const void *from) {
+    for (int64_t g = 0; g < p->groups; g += TOGETHER) {
+        const int count = p->groups - g < TOGETHER ? (int)(p->groups - g) : TOGETHER;
+        float converted[TOGETHER * KVC__GROUP_MOST];
+        const float *x = load_floats(converted, from, p->dtype, g * p->group, count * p->group);
+        pack_some(p, to, x, g, count);
     }
 }
 

@@ -47,10 +47,12 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     WRITE(e->reason, "fused: %s, one pass over keys and values",
           generic ? "portable C" : choice->name);
     const int bits = plan->desc.kv_bits;
-    const bool in_registers = (bits == 8 && s->ops->score[KVC__OPS_Q8][0]) ||
-                              (bits == 4 && s->ops->score[KVC__OPS_Q4][0]);
+    const bool per_channel = plan->desc.kv_keys_per_channel;
+    const bool in_registers = !per_channel && ((bits == 8 && s->ops->score[KVC__OPS_Q8][0]) ||
+                                               (bits == 4 && s->ops->score[KVC__OPS_Q4][0]));
     if (bits)
-        APPEND(e->reason, " of %d bits, unpacked %s", bits,
+        APPEND(e->reason, " of %d bits%s%s, unpacked %s", bits,
+               per_channel ? ", keys per channel" : "", plan->desc.kv_rotated ? ", rotated" : "",
                in_registers ? "as they are read (with many rows by blocks)" : "by blocks");
     if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
     if (plan->desc.softcap > 0)
@@ -62,6 +64,10 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
         APPEND(e->reason, "; with few rows, queries are rounded to bf16");
     if (*choice->limit) APPEND(e->reason, "; %s", choice->limit);
     if (*choice->remedy) WRITE(e->remedy, "%s", choice->remedy);
+    else if (per_channel)
+        WRITE(e->remedy,
+              "keep keys per position%s: 4 and 8 bits are then unpacked as they are read",
+              plan->desc.kv_rotated ? "" : ", rotated");
     else if (bits && bits != 8 && bits != 4)
         WRITE(e->remedy, "pack 4 or 8 bits: these are unpacked as they are read");
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
@@ -93,10 +99,14 @@ kvc_status kvc_attention_explain(kvc_explanation *out, const kvc_attention *plan
                  .value_dim = plan->desc.value_dim,
                  .dtype = plan->desc.kv_dtype,
                  .kv_bits = plan->desc.kv_bits,
-                 .kv_group = plan->desc.kv_group},
+                 .kv_group = plan->desc.kv_group,
+                 .keys_per_channel = plan->desc.kv_keys_per_channel,
+                 .rotated = plan->desc.kv_rotated},
         .batch = plan->desc.batch,
         .device = kvc_device_cpu(),
     };
+    int planes;
+    KVC_TRY(kvc__spec_rows(view.rows, &planes, &view.spec));
     if (cache) KVC_TRY(kvc__cache_layer_view(&view, cache, layer));
     KVC_TRY(kvc__attention_layer_job(&job, plan, &view));
     return explain(out, plan, &job);

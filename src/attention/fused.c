@@ -7,6 +7,7 @@
 
 #include <kvcache/device.h>
 
+#include "array/rotate.h"
 #include "attention/adjust.h"
 #include "attention/kernel.h"
 #include "attention/ops.h"
@@ -30,6 +31,7 @@ static int slot_of(kvc__format format) {
 
 static bool is_direct(const kvc__ops *ops, kvc__format format, int64_t key_dim, int64_t value_dim) {
     if (format.bits && slot_of(format) < KVC__OPS_Q8) return false;
+    if (format.keys_per_channel) return false;
     const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
     return ops->score[slot_of(format)][0] && (fits || ops->takes_any_dim);
 }
@@ -108,7 +110,9 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
     w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
-    w.block = choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
+    w.block = job->format.keys_per_channel
+                  ? KVC__BLOCK /* a block that is packed together is unpacked together */
+                  : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
@@ -152,13 +156,13 @@ static void begin_rows(const kvc__work *w) {
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = kvc__work_head(w, r), i = kvc__work_query(w, r);
         float *q = w->q + place_of(w, r, w->key_width);
-        const char *from = kvc__at(&job->q, w->part.sequence, head, i, 0);
-        for (int64_t d = 0; d < job->key_dim; d += unit) {
-            const int64_t n = kvc__smaller(unit, job->key_dim - d);
-            float x[KVC__UNIT_MOST];
-            kvc__row_load(x, from, job->q.dtype, d, n);
-            for (int64_t e = 0; e < n; e++) q[(d + place[e]) * w->panel] = x[e] * scale;
-        }
+        float x[KVC__FUSED_MAX_DIM];
+        kvc__row_load(x, kvc__at(&job->q, w->part.sequence, head, i, 0), job->q.dtype, 0,
+                      job->key_dim);
+        if (job->format.rotated) kvc__rotate(x, job->key_dim);
+        for (int64_t d = 0; d < job->key_dim; d += unit)
+            for (int64_t e = 0; e < kvc__smaller(unit, job->key_dim - d); e++)
+                q[(d + place[e]) * w->panel] = x[d + e] * scale;
         if (prepare) prepare(q, w->key_width, job->format.group);
         /* A sink counts once, however many ranges merge. */
         w->max[r] = w->part.split == 0 ? kvc__sink(job, head) : -INFINITY;
@@ -178,10 +182,12 @@ static void end_rows(const kvc__work *w) {
          * its sums are (0 · inf is NaN). */
         const bool blind = w->total[r] == 0;
         const float scale = 1 / w->total[r];
+        float x[KVC__FUSED_MAX_DIM];
         for (int64_t d = 0; d < job->value_dim; d += unit)
             for (int64_t e = 0; e < kvc__smaller(unit, job->value_dim - d); e++)
-                kvc__row_store(out, job->out.dtype, d + e,
-                               blind ? 0 : sums[(d + place[e]) * w->panel] * scale);
+                x[d + e] = blind ? 0 : sums[(d + place[e]) * w->panel] * scale;
+        if (job->format.rotated) kvc__rotate(x, job->value_dim);
+        for (int64_t d = 0; d < job->value_dim; d++) kvc__row_store(out, job->out.dtype, d, x[d]);
         kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }
@@ -223,6 +229,7 @@ static kvc__block read_rows(const kvc__work *w, const kvc__rows *rows, int64_t s
 
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
+    if (job->format.keys_per_channel) return kvc__channel_keys(w, start, count);
     if (job->format.bits)
         return kvc__packed_rows(w, &job->k, &job->k_scaling, job->key_dim, w->keys, start, count);
     return read_rows(w, &job->k, w->key_step_bytes, job->key_dim, w->key_width, w->keys, start,
@@ -365,8 +372,10 @@ static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start,
 /* Takes in the positions of a part: those kept besides, then two lanes by turns. */
 static void attend_lanes(const kvc__work *w) {
     const int64_t begin = w->part.begin, end = w->part.end;
+    const bool per_channel = w->job->format.keys_per_channel;
     /* Half a block more keeps the lanes from the same sets of the cache. */
-    const int64_t lane = round_up((end - begin + 1) / 2, w->block) + w->block / 2;
+    const int64_t lane =
+        round_up((end - begin + 1) / 2, w->block) + (per_channel ? 0 : w->block / 2);
     int64_t at[KVC__LANES], stop[KVC__LANES];
     kvc__ahead ahead[2] = {nothing_ahead, nothing_ahead};
     begin_rows(w);
@@ -379,7 +388,7 @@ static void attend_lanes(const kvc__work *w) {
         at[i] = kvc__smaller(begin + i * lane, end);
         stop[i] = kvc__smaller(begin + (i + 1) * lane, end);
     }
-    ahead[0] = kvc__look_ahead(w, at);
+    if (!per_channel) ahead[0] = kvc__look_ahead(w, at); /* what is unpacked waits for no memory */
     while (at[0] < stop[0] || at[1] < stop[1])
         for (int i = 0; i < KVC__LANES; i++) {
             if (at[i] == stop[i]) continue;

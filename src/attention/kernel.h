@@ -45,9 +45,11 @@ typedef struct kvc__rows {
 
 /** What keys and values are made of. */
 typedef struct kvc__format {
-    kvc_dtype dtype; /**< of elements; where those are packed, of scales and biases */
-    int bits;        /**< of a packed element (quantize.h); 0: not packed */
-    int group;       /**< packed elements that share a scale and a bias */
+    kvc_dtype dtype;       /**< of elements; where those are packed, of scales and biases */
+    int bits;              /**< of a packed element (quantize.h); 0: not packed */
+    int group;             /**< packed elements that share a scale and a bias */
+    bool keys_per_channel; /**< keys share them over `group` positions, in whole blocks of these */
+    bool rotated;          /**< rows are rotated (array/rotate.h) */
 } kvc__format;
 
 /** Beside packed keys or values: [batch][head][position][group]. */
@@ -75,11 +77,14 @@ typedef struct kvc__job {
     kvc__rows q, k, v, out;            /**< k, v: the head is a kv head; bytes (u8) where packed */
     kvc__scaling k_scaling, v_scaling; /**< where packed */
     kvc__map map;                      /**< of positions to rows of k, v and their scaling */
-    kvc__rows mask;   /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
-                           where there is none */
-    kvc__rows sinks;  /**< one element a query head; data is NULL where there are none */
-    kvc__rows slopes; /**< as sinks */
-    kvc__rows lse;    /**< f32, one element a position; data is NULL where nobody asks */
+    /* Of keys per channel, where k and its scaling have a row a block of positions: */
+    kvc__rows tail;      /**< unpacked keys: position p in row p mod 2 · group */
+    const int64_t *held; /**< [batch] positions that the cache holds, whole blocks of them packed */
+    kvc__rows mask;      /**< [b][query head][i][j], strides of 0 where it repeats; data is NULL
+                              where there is none */
+    kvc__rows sinks;     /**< one element a query head; data is NULL where there are none */
+    kvc__rows slopes;    /**< as sinks */
+    kvc__rows lse;       /**< f32, one element a position; data is NULL where nobody asks */
 } kvc__job;
 
 /** Returns the positions that a sequence has in use. */
@@ -153,6 +158,11 @@ static inline char *kvc__kv_at(const kvc__job *job, const kvc__rows *rows, int64
     return kvc__at(rows, b, h, position, 0);
 }
 
+/** Returns how many positions of a sequence are in packed blocks of keys per channel. */
+static inline int64_t kvc__packed_end(const kvc__job *job, int64_t b) {
+    return job->held[b] / job->format.group * job->format.group;
+}
+
 /** Returns the bits of an element of keys and values. */
 static inline int64_t kvc__element_bits(kvc__format format) {
     return format.bits ? format.bits : 8 * kvc__element_bytes(format.dtype);
@@ -185,8 +195,8 @@ static inline void kvc__store_lse(const kvc__job *job, int64_t b, int64_t head, 
 }
 
 /** The truth: one query at a time, two passes over the keys, f64 throughout, any strides.
- * @param sums  [value_dim], scratch */
-void kvc__attend_reference(const kvc__job *job, double *sums);
+ * @param scratch  [key_dim + value_dim] */
+void kvc__attend_reference(const kvc__job *job, double *scratch);
 
 /** How the fused path divides its work (schedule.h) and its scratch: chosen once, by the plan. */
 typedef struct kvc__schedule {

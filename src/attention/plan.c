@@ -28,12 +28,19 @@ kvc_status kvc_attention_desc_for(kvc_attention_desc *out, const kvc_cache *cach
     desc.kv_dtype = view.spec.dtype;
     desc.kv_bits = view.spec.kv_bits;
     desc.kv_group = view.spec.kv_group;
+    desc.kv_keys_per_channel = view.spec.keys_per_channel;
+    desc.kv_rotated = view.spec.rotated;
     desc.window = view.spec.window;
     desc.keep = view.spec.keep;
     return kvc__struct_out(out, &desc, sizeof desc, "kvc_attention_desc");
 }
 
 static kvc_status validate_packing(const kvc_attention_desc *d) {
+    if (d->kv_bits == 0 && (d->kv_keys_per_channel || d->kv_rotated))
+        return kvc__fail(KVC_E_INVALID,
+                         "desc.%s: given with kv_bits 0, packed keys and values "
+                         "wanted",
+                         d->kv_rotated ? "kv_rotated" : "kv_keys_per_channel");
     if (d->kv_bits == 0) return KVC_OK;
     KVC_TRY(kvc__packing_check(d->kv_bits, d->kv_group));
     const int64_t value_dim = d->value_dim ? d->value_dim : d->key_dim;
@@ -118,12 +125,15 @@ static kvc_status choose_path(kvc_path *out, const kvc_attention_desc *d) {
 static kvc_status schedule(kvc__schedule *out, size_t *bytes, const kvc_attention_desc *d,
                            const kvc_executor *executor, kvc_path path) {
     *out = (kvc__schedule){.executor = {.threads = 1}};
-    if (!kvc__mul(bytes, (size_t)d->value_dim, sizeof(double)))
-        return kvc__fail(KVC_E_RANGE, "desc.value_dim: %lld sums are more than a size can hold",
-                         (long long)d->value_dim);
+    if (!kvc__add(bytes, (size_t)d->key_dim, (size_t)d->value_dim) ||
+        !kvc__mul(bytes, *bytes, sizeof(double)))
+        return kvc__fail(KVC_E_RANGE,
+                         "desc: key_dim %lld and value_dim %lld are more than a size can hold",
+                         (long long)d->key_dim, (long long)d->value_dim);
     if (path != KVC_PATH_FUSED) return KVC_OK;
     int64_t rows;
-    const kvc__format format = {d->kv_dtype, d->kv_bits, d->kv_group};
+    const kvc__format format = {d->kv_dtype, d->kv_bits, d->kv_group, d->kv_keys_per_channel,
+                                d->kv_rotated};
     if (!kvc__mul_i64(&rows, d->q_heads / d->kv_heads, d->max_q_len)) rows = INT64_MAX;
     KVC_TRY(kvc__schedule_init(out, executor, format, d->batch, rows, d->key_dim, d->value_dim));
     if (*bytes < out->bytes) *bytes = out->bytes;

@@ -60,7 +60,8 @@ static void score_and_fetch(const kvc__work *w, const kvc__panel *panel, const k
     for (int64_t j = 0; j < k->count; j += SLICE) {
         const kvc__block slice = kvc__some(k, j, kvc__smaller(j + SLICE, k->count));
         const int64_t next = next_start + j, stop = kvc__smaller(next + SLICE, w->part.end);
-        fetch(w, &job->k, w->key_step_bytes, key_bytes, next, stop);
+        if (!job->format.keys_per_channel)
+            fetch(w, &job->k, w->key_step_bytes, key_bytes, next, stop);
         fetch(w, &job->v, w->value_step_bytes, value_bytes, next, stop);
         panel->score(rows, &slice, w->scores + j * w->panel);
     }

@@ -84,7 +84,7 @@ static kvc_status begin_job(kvc__job *job, const kvc_attention *plan, int64_t le
         .scale = d->scale,
         .softcap = d->softcap,
         .causal = !d->not_causal,
-        .format = {d->kv_dtype, d->kv_bits, d->kv_group},
+        .format = {d->kv_dtype, d->kv_bits, d->kv_group, d->kv_keys_per_channel, d->kv_rotated},
     };
     return KVC_OK;
 }
@@ -136,15 +136,15 @@ static kvc_status describe_packed(kvc__rows *words, kvc__scaling *scaling, const
     return KVC_OK;
 }
 
-/* A plane of a layer: [batch][kv_heads][capacity][dim], or in each block [kv_heads][capacity][dim].
- */
+/* A plane of a layer: [batch][kv_heads][rows][dim], or in each block [kv_heads][rows][dim]. */
 static kvc__rows rows_of(const kvc__layer_view *layer, int plane) {
     const int64_t dim = layer->rows[plane].dim;
+    const int64_t head = kvc__rows_of(&layer->rows[plane], layer->capacity) * dim;
     return (kvc__rows){
         .data = (void *)layer->planes[plane],
         .dtype = layer->rows[plane].dtype,
-        .batch_stride = layer->spec.kv_heads * layer->capacity * dim,
-        .head_stride = layer->capacity * dim,
+        .batch_stride = layer->spec.kv_heads * head,
+        .head_stride = head,
         .position_stride = dim,
         .last_stride = 1,
         .offset_bytes = layer->offset_bytes[plane],
@@ -164,9 +164,15 @@ static kvc_status check_layer(const kvc__job *job, const kvc__layer_view *layer)
             (long long)spec->value_dim, kvc_dtype_name(spec->dtype), (long long)job->batch,
             (long long)job->kv_heads, (long long)job->key_dim, (long long)job->value_dim,
             kvc_dtype_name(job->format.dtype));
-    if (spec->kv_bits == job->format.bits && spec->kv_group == job->format.group) return KVC_OK;
-    return kvc__fail(KVC_E_SHAPE, "layer: kv_bits %d, kv_group %d given; the plan is for %d, %d",
-                     spec->kv_bits, spec->kv_group, job->format.bits, job->format.group);
+    const kvc__format *plan = &job->format;
+    if (spec->kv_bits == plan->bits && spec->kv_group == plan->group &&
+        spec->keys_per_channel == plan->keys_per_channel && spec->rotated == plan->rotated)
+        return KVC_OK;
+    return kvc__fail(KVC_E_SHAPE,
+                     "layer: kv_bits %d, kv_group %d, keys_per_channel %d, rotated %d given; the "
+                     "plan is for %d, %d, %d, %d",
+                     spec->kv_bits, spec->kv_group, spec->keys_per_channel, spec->rotated,
+                     plan->bits, plan->group, plan->keys_per_channel, plan->rotated);
 }
 
 kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
@@ -179,6 +185,8 @@ kvc_status kvc__attention_layer_job(kvc__job *job, const kvc_attention *plan,
     job->k = rows_of(layer, KVC__KEYS);
     job->v = rows_of(layer, KVC__VALUES);
     if (!job->format.bits) return KVC_OK;
+    if (job->format.keys_per_channel) job->tail = rows_of(layer, KVC__TAIL);
+    job->held = layer->held;
     job->k_scaling = (kvc__scaling){rows_of(layer, KVC__SCALES), rows_of(layer, KVC__SCALES + 1)};
     job->v_scaling =
         (kvc__scaling){rows_of(layer, KVC__SCALES + 2), rows_of(layer, KVC__SCALES + 3)};
@@ -308,6 +316,10 @@ kvc_status kvc_attention_run_quantized(kvc_attention *plan, const kvc_quantized 
     if (!job.format.bits)
         return kvc__fail(KVC_E_INVALID, "plan: not made for packed keys and values; desc.kv_bits "
                                         "wanted");
+    if (job.format.keys_per_channel)
+        return kvc__fail(KVC_E_INVALID, "plan: made for keys packed per channel "
+                                        "(desc.kv_keys_per_channel), which only a cache has "
+                                        "unpacked ones beside; kvc_attention_run wanted");
     const int64_t k_shape[4] = {job.batch, job.kv_heads, length, job.key_dim};
     const int64_t v_shape[4] = {job.batch, job.kv_heads, length, job.value_dim};
     KVC_TRY(describe_packed(&job.k, &job.k_scaling, &keys, "k", &job.format, k_shape));

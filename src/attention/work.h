@@ -91,6 +91,10 @@ kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
 kvc__block kvc__packed_rows(const kvc__work *w, const kvc__rows *words, const kvc__scaling *scaling,
                             int64_t dim, float *room, int64_t start, int64_t count);
 
+/** Returns positions of keys that are packed per channel, copied to f32: packed ones unpacked,
+ * those behind them as the cache keeps them. */
+kvc__block kvc__channel_keys(const kvc__work *w, int64_t start, int64_t count);
+
 /** Makes of the scores of rows what the job makes of them.
  * @param stride  from a position's scores to the next's */
 void kvc__work_adjust(const kvc__work *w, int64_t first, int64_t rows, int64_t stride,

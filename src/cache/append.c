@@ -48,7 +48,7 @@ static void count_append(kvc_cache *cache, const kvc__layer *layer, kvc__counts 
                          bool copied) {
     uint64_t positions = 0;
     for (int64_t b = 0; b < cache->desc.batch; b++) positions += (uint64_t)kvc__count(counts, b);
-    const uint64_t bytes = positions * kvc__position_bytes(layer);
+    const uint64_t bytes = kvc__positions_bytes(layer, (int64_t)positions);
     cache->stats.appends++;
     cache->stats.appended_bytes += bytes;
     if (copied) cache->stats.copied_bytes += bytes;

@@ -11,6 +11,11 @@ enum { SLAB_BYTES = 2 << 20 }; /* a huge page: what one step may have to wait fo
 
 /* A block keeps every position of every layer. */
 static kvc_status check_spec(const kvc_layer_spec *spec, int64_t index) {
+    if (spec->keys_per_channel)
+        return kvc__fail(KVC_E_INVALID,
+                         "desc.specs[%lld].keys_per_channel: given; a block keeps no unpacked keys "
+                         "for those that share it, false wanted",
+                         (long long)index);
     if (!spec->window) return KVC_OK;
     return kvc__fail(KVC_E_INVALID,
                      "desc.specs[%lld].window: %lld given; blocks keep all positions, 0 wanted "
@@ -274,9 +279,9 @@ kvc_status kvc_blocks_view_quantized(kvc_blocks *blocks, int32_t id, int64_t lay
     if (!k || !v) return kvc__fail(KVC_E_INVALID, "%s: NULL given", k ? "v" : "k");
     *k = *v = (kvc_quantized){0};
     KVC_TRY(check_packed(blocks, layer, true));
-    kvc_array *const planes[KVC__PLANES] = {&k->words,  &v->words,  &k->scales,
-                                            &k->biases, &v->scales, &v->biases};
-    KVC_TRY(view_planes(planes, blocks, id, layer, KVC__PLANES));
+    kvc_array *const planes[KVC__TAIL] = {&k->words,  &v->words,  &k->scales,
+                                          &k->biases, &v->scales, &v->biases};
+    KVC_TRY(view_planes(planes, blocks, id, layer, KVC__TAIL));
     k->struct_size = v->struct_size = sizeof(kvc_quantized);
     k->bits = v->bits = blocks->specs[layer].kv_bits;
     k->group = v->group = blocks->specs[layer].kv_group;

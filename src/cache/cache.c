@@ -20,7 +20,8 @@ const char *kvc_growth_name(kvc_growth growth) {
 static bool is_same(const kvc_layer_spec *a, const kvc_layer_spec *b) {
     return a->kv_heads == b->kv_heads && a->key_dim == b->key_dim && a->value_dim == b->value_dim &&
            a->dtype == b->dtype && a->window == b->window && a->keep == b->keep &&
-           a->kv_bits == b->kv_bits && a->kv_group == b->kv_group;
+           a->kv_bits == b->kv_bits && a->kv_group == b->kv_group &&
+           a->keys_per_channel == b->keys_per_channel && a->rotated == b->rotated;
 }
 
 /* PAGED: layers and specs are those of the blocks. */
@@ -90,7 +91,7 @@ static kvc_status init_plane(kvc__plane *plane, const kvc_cache *cache, const kv
                          (long long)cache->desc.batch, (long long)layer->spec.kv_heads);
     const int64_t places = KVC__PLANES * cache->desc.layers;
     plane->phase_bytes = (size_t)((double)unit_bytes * (double)place / (double)places);
-    return kvc__plane_bytes(&one_row, plane, 1);
+    return kvc__plane_bytes(&one_row, plane, row->positions);
 }
 
 /* Packing, and turning a ring, go through host pointers. */
@@ -109,6 +110,18 @@ static kvc_status check_ring(const kvc_cache *cache, const kvc_layer_spec *spec,
                      (long long)index, (long long)spec->window, (long long)cache->desc.slack);
 }
 
+/* Capacity comes in chunks of so many positions. */
+static kvc_status set_chunk(kvc__layer *layer, const kvc_cache_desc *desc) {
+    const int64_t whole = layer->spec.keys_per_channel ? layer->spec.kv_group : 1;
+    const int64_t chunk = desc->growth == KVC_GROW_EXACT ? 1 : desc->chunk;
+    if (!kvc__add_i64(&layer->chunk, chunk, whole - 1))
+        return kvc__fail(KVC_E_RANGE,
+                         "desc.chunk: %lld given, in whole groups of %lld it overflows",
+                         (long long)chunk, (long long)whole);
+    layer->chunk -= layer->chunk % whole;
+    return KVC_OK;
+}
+
 static kvc_status init_layer(kvc_cache *cache, const kvc_layer_spec *spec, int64_t index) {
     kvc__layer *layer = &cache->layers[index];
     kvc__row_format rows[KVC__PLANES];
@@ -119,6 +132,7 @@ static kvc_status init_layer(kvc_cache *cache, const kvc_layer_spec *spec, int64
     KVC_TRY(check_device(cache, &layer->spec, index));
     KVC_TRY(check_ring(cache, &layer->spec, index));
     KVC_TRY(kvc__spec_rows(rows, &layer->planes_used, &layer->spec));
+    KVC_TRY(set_chunk(layer, &cache->desc));
     cache->specs[index] = layer->spec;
     for (int p = 0; p < layer->planes_used; p++)
         KVC_TRY(init_plane(&layer->planes[p], cache, layer, &rows[p], KVC__PLANES * index + p));
@@ -126,6 +140,7 @@ static kvc_status init_layer(kvc_cache *cache, const kvc_layer_spec *spec, int64
         layer->rings = cache->rings + index * cache->desc.batch;
         for (int64_t b = 0; b < cache->desc.batch; b++) kvc__ring_clear(cache, layer, b);
     }
+    if (layer->spec.keys_per_channel) layer->tails = cache->tails + index * cache->desc.batch;
     if (cache->desc.growth == KVC_GROW_RESERVE) return kvc__linear_reserve(cache, layer);
     if (cache->desc.growth == KVC_GROW_PAGED) kvc__pages_place(cache, layer);
     return KVC_OK;
@@ -139,7 +154,7 @@ static kvc_status init(kvc_cache *cache) {
     const kvc_cache_desc *desc = &cache->desc;
     void *memory;
     int64_t states;
-    bool windows = false;
+    bool windows = false, channels = false;
     if (!kvc__mul_i64(&states, desc->layers, desc->batch) ||
         states > PTRDIFF_MAX / (int64_t)sizeof *cache->rings)
         return kvc__fail(KVC_E_RANGE, "desc: %lld layers × batch %lld overflows",
@@ -150,7 +165,14 @@ static kvc_status init(kvc_cache *cache) {
     cache->layers = memory;
     KVC_TRY(allocate(&memory, states, sizeof *cache->lengths));
     cache->lengths = memory;
-    for (int64_t i = 0; i < desc->spec_count; i++) windows = windows || desc->specs[i].window;
+    for (int64_t i = 0; i < desc->spec_count; i++) {
+        windows = windows || desc->specs[i].window;
+        channels = channels || desc->specs[i].keys_per_channel;
+    }
+    if (channels) {
+        KVC_TRY(allocate(&memory, states, sizeof *cache->tails));
+        cache->tails = memory;
+    }
     if (windows) {
         KVC_TRY(allocate(&memory, states, sizeof *cache->rings));
         cache->rings = memory;
@@ -192,6 +214,7 @@ void kvc_cache_free(kvc_cache *cache) {
         for (int p = KVC__PLANES; p-- > 0;) kvc_buffer_release(cache->layers[i].planes[p].buffer);
     kvc__pages_deinit(cache);
     kvc__free(cache->rings, (size_t)states, sizeof *cache->rings);
+    kvc__free(cache->tails, (size_t)states, sizeof *cache->tails);
     kvc__free(cache->lengths, (size_t)states, sizeof *cache->lengths);
     kvc__free(cache->layers, (size_t)layers, sizeof *cache->layers);
     kvc__free(cache->specs, (size_t)layers, sizeof *cache->specs);
@@ -238,10 +261,28 @@ int64_t kvc__layer_held(const kvc__layer *layer, int64_t sequence) {
     return length - (layer->rings[sequence].first - layer->rings[sequence].keep);
 }
 
-size_t kvc__position_bytes(const kvc__layer *layer) {
+size_t kvc__positions_bytes(const kvc__layer *layer, int64_t n) {
     size_t bytes = 0;
-    for (int p = 0; p < layer->planes_used; p++) bytes += layer->planes[p].row.bytes;
+    for (int p = 0; p < layer->planes_used && p != KVC__TAIL; p++) {
+        const kvc__row_format *row = &layer->planes[p].row;
+        bytes += (size_t)n * row->bytes / (size_t)row->positions;
+    }
     return bytes * (size_t)layer->spec.kv_heads;
+}
+
+/* Those of a sequence, its unpacked keys as they are. */
+static size_t held_bytes(const kvc__layer *layer, int64_t sequence) {
+    const int64_t held = kvc__layer_held(layer, sequence);
+    const size_t heads = (size_t)layer->spec.kv_heads;
+    size_t bytes = kvc__positions_bytes(layer, held);
+    if (!layer->tails) return bytes;
+    const int64_t unpacked = held - kvc__channels_packed(layer, sequence);
+    for (int p = 0; p < KVC__TAIL; p++) {
+        const kvc__row_format *row = &layer->planes[p].row;
+        if (row->positions > 1)
+            bytes -= heads * (size_t)unpacked * row->bytes / (size_t)row->positions;
+    }
+    return bytes + heads * (size_t)unpacked * layer->planes[KVC__TAIL].row.bytes;
 }
 
 int64_t kvc_cache_length(const kvc_cache *cache, int64_t index) {
@@ -268,9 +309,7 @@ kvc_status kvc_cache_desc_get(const kvc_cache *cache, kvc_cache_desc *out) {
 }
 
 static void add_layer(kvc_cache_nbytes *sum, const kvc_cache *cache, const kvc__layer *layer) {
-    const size_t bytes = kvc__position_bytes(layer);
-    for (int64_t b = 0; b < cache->desc.batch; b++)
-        sum->used += bytes * (size_t)kvc__layer_held(layer, b);
+    for (int64_t b = 0; b < cache->desc.batch; b++) sum->used += held_bytes(layer, b);
     for (int p = 0; p < layer->planes_used; p++) {
         const kvc_buffer *buffer = layer->planes[p].buffer;
         if (!buffer) continue;

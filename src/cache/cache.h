@@ -1,7 +1,7 @@
 /** @file
  * The cache's insides: cache.c (life, figures), check.c (invariants); where positions lie: linear.c
- * (growth), ring.c (windows), pages.c (blocks); what happens to them: append.c, write.c, sequence.c
- * (trim, fork, …), copy.c (between caches), lend.c and view.c. */
+ * (growth), ring.c (windows), pages.c (blocks); what happens to them: append.c, write.c, channels.c
+ * (keys per channel), sequence.c (trim, fork, …), copy.c (between caches), lend.c and view.c. */
 #ifndef KVC_CACHE_CACHE_H
 #define KVC_CACHE_CACHE_H
 
@@ -12,9 +12,9 @@
 #include "cache/map.h"
 #include "cache/spec.h"
 
-/** Rows of one kind: `ranges` = batch × kv_heads ranges of the layer's capacity. */
+/** Rows of one kind: `ranges` = batch × kv_heads ranges of rows for the layer's capacity. */
 typedef struct kvc__plane {
-    kvc_buffer *buffer; /* [batch][kv_heads][capacity][dim]; NULL while capacity is 0, or paged */
+    kvc_buffer *buffer; /* [batch][kv_heads][rows][dim]; NULL while capacity is 0, or paged */
     kvc__row_format row;
     size_t ranges;
     size_t units_done;   /* RESERVE: commit units asked for, in the order of linear.c */
@@ -25,14 +25,17 @@ typedef struct kvc__plane {
 /** One layer. */
 typedef struct kvc__layer {
     kvc_layer_spec spec;
-    int planes_used; /* KVC__PLANES where packed, else 2 */
+    int planes_used; /* from the first on */
     kvc__plane planes[KVC__PLANES];
     int64_t *lengths; /* [batch] positions of each sequence */
     int64_t length;   /* the largest of them */
     bool even;        /* all are that */
-    int64_t capacity; /* rows of a range; PAGED: of a block */
+    int64_t capacity; /* positions of a range, in whole chunks; PAGED: of a block */
+    int64_t chunk; /* of the capacity: desc.chunk (EXACT: 1), in whole groups where those count */
     int64_t prepared; /* positions lent behind length by kvc_cache_prepare */
     kvc__ring *rings; /* [batch], of a window; else NULL */
+    int64_t *tails;   /* [batch], of keys per channel: the first position that KVC__TAIL holds; else
+                         NULL */
 } kvc__layer;
 
 struct kvc_cache {
@@ -42,6 +45,7 @@ struct kvc_cache {
     kvc__layer *layers;    /* [layers] */
     int64_t *lengths;      /* [layers][batch], behind those of layers */
     kvc__ring *rings;      /* [layers][batch], behind those of layers; NULL without a window */
+    int64_t *tails;        /* [layers][batch], likewise; NULL without keys per channel */
     /* PAGED: all layers of a block lie together, so that a table serves them all. */
     int32_t *tables;      /* [batch][table_stride] */
     int64_t table_stride; /* blocks that there is room for */
@@ -67,8 +71,8 @@ void kvc__layer_settle(const kvc_cache *cache, kvc__layer *layer);
 /** Returns how many positions a layer holds of a sequence. */
 int64_t kvc__layer_held(const kvc__layer *layer, int64_t sequence);
 
-/** Returns the bytes of a position of one sequence, all planes. */
-size_t kvc__position_bytes(const kvc__layer *layer);
+/** Returns the bytes of positions of one sequence, all planes but KVC__TAIL. */
+size_t kvc__positions_bytes(const kvc__layer *layer, int64_t n);
 
 /** How many positions each sequence is to get. */
 typedef struct kvc__counts {
@@ -83,9 +87,9 @@ static inline int64_t kvc__count(kvc__counts counts, int64_t sequence) {
 
 /* Rows, in ranges (linear.c). */
 
-/** Tells the bytes of a plane with room for some rows a range.
+/** Tells the bytes of a plane with room for some positions a range.
  * @errors KVC_E_RANGE names the factors */
-kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t rows);
+kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t positions);
 
 /** Describes rows [first, first + count) of every range, without a reference. */
 kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, const kvc__plane *plane,
@@ -160,6 +164,37 @@ kvc_status kvc__pages_reorder(kvc_cache *cache, const int64_t *from);
  * @errors KVC_E_CORRUPT */
 kvc_status kvc__pages_check(const kvc_cache *cache, int64_t sequence);
 
+/* Keys per channel (channels.c): whole blocks of positions are packed, the last keys kept unpacked
+ * beside them. */
+
+/** Writes keys of one sequence to KVC__TAIL, in the dtype of the layer, and packs each block of
+ * which the last position comes.
+ * @param rows  [1][kv_heads][n][key_dim], any n: positions `position` and on
+ * @errors KVC_E_UNSUPPORTED the device cannot convert */
+kvc_status kvc__channels_write(const kvc_cache *cache, const kvc__layer *layer, int64_t sequence,
+                               int64_t position, const kvc_array *rows);
+
+/** Reads keys into f32, [kv_heads][n][key_dim], none of them on both sides of where packed ones
+ * end. */
+void kvc__channels_read(const kvc_cache *cache, const kvc__layer *layer, int64_t sequence,
+                        int64_t position, int64_t n, float *to);
+
+/** Returns how many positions of a sequence are in packed blocks. */
+static inline int64_t kvc__channels_packed(const kvc__layer *layer, int64_t sequence) {
+    return layer->lengths[sequence] / layer->spec.kv_group * layer->spec.kv_group;
+}
+
+/** Returns how many positions can be trimmed: then all that is not in whole blocks is still held
+ * unpacked. */
+int64_t kvc__channels_trimmable(const kvc__layer *layer, int64_t sequence);
+
+/** Notes what n positions overwrote that were written behind those that are there. */
+void kvc__channels_advance(kvc__layer *layer, int64_t sequence, int64_t n);
+
+/** Verifies what a sequence holds unpacked.
+ * @errors KVC_E_CORRUPT */
+kvc_status kvc__channels_check(const kvc_cache *cache, const kvc__layer *layer, int64_t sequence);
+
 /* Positions, wherever they lie (write.c). */
 
 /** Rows of one plane and sequence that follow each other, of every head. */
@@ -169,7 +204,7 @@ typedef struct kvc__place {
     int64_t count;      /* rows that follow each other, the first among them */
 } kvc__place;
 
-/** Finds a position that is held, or for which there is room. */
+/** Finds the row of a position that is held, or for which there is room. */
 kvc__place kvc__place_of(const kvc_cache *cache, const kvc__layer *layer, int plane,
                          int64_t sequence, int64_t position);
 
@@ -184,6 +219,15 @@ kvc_status kvc__make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts count
  * @errors KVC_E_UNSUPPORTED the device cannot convert */
 kvc_status kvc__write_side(const kvc_cache *cache, const kvc__layer *layer, int side,
                            kvc__counts counts, const kvc_array *rows);
+
+/** Returns positions [from, from + n) of sequence b of an argument, without a reference. */
+kvc_array kvc__some_positions(const kvc_array *rows, int64_t b, int64_t from, int64_t n);
+
+/** Reads elements [d, d + n) of a row of [1][kv_heads][…][dim] into f32, and rotates them where the
+ * layer's rows are.
+ * @param n  the order of the rotation (array/rotate.h) */
+void kvc__load_piece(float *x, const kvc__layer *layer, const kvc_array *rows, int64_t h, int64_t i,
+                     int64_t d, int64_t n);
 
 /** Writes positions of one sequence that follow each other where they go.
  * @param rows  [1][kv_heads][n][dim], n at most what kvc__place_of counts

@@ -15,7 +15,8 @@ static kvc_status check_plane(const kvc_cache *cache, const kvc__layer *layer,
                               const kvc__plane *plane) {
     static const char *const names[KVC__PLANES] = {
         "keys",           "values",           "scales of keys",
-        "biases of keys", "scales of values", "biases of values"};
+        "biases of keys", "scales of values", "biases of values",
+        "unpacked keys"};
     const char *name = names[plane - layer->planes];
     const long long index = layer - cache->layers;
     size_t bytes;
@@ -25,8 +26,9 @@ static kvc_status check_plane(const kvc_cache *cache, const kvc__layer *layer,
         return kvc__fail(KVC_E_CORRUPT,
                          "layer %lld: the buffer of its %s is less than %lld positions need", index,
                          name, (long long)layer->capacity);
-    const size_t live_bytes = (size_t)rows_in_use(cache, layer) * plane->row.bytes;
-    const size_t range_bytes = (size_t)layer->capacity * plane->row.bytes;
+    const kvc__row_format *row = &plane->row;
+    const size_t live_bytes = (size_t)kvc__rows_of(row, rows_in_use(cache, layer)) * row->bytes;
+    const size_t range_bytes = (size_t)kvc__rows_of(row, layer->capacity) * row->bytes;
     for (size_t r = 0; cache->desc.growth == KVC_GROW_RESERVE && r < plane->ranges; r++)
         if (live_bytes && !kvc__buffer_is_committed(plane->buffer, r * range_bytes, live_bytes))
             return kvc__fail(KVC_E_CORRUPT, "layer %lld: live %s of range %zu are not resident",
@@ -61,10 +63,11 @@ static kvc_status check_rows(const kvc_cache *cache, const kvc__layer *layer) {
                          "layer %lld: length %lld and %lld prepared in a capacity of %lld",
                          (long long)(layer - cache->layers), (long long)layer->length,
                          (long long)layer->prepared, (long long)layer->capacity);
-    if (desc->growth != KVC_GROW_EXACT && layer->capacity % desc->chunk != 0)
-        return kvc__fail(
-            KVC_E_CORRUPT, "layer %lld: capacity %lld is no multiple of the chunk, %lld",
-            (long long)(layer - cache->layers), (long long)layer->capacity, (long long)desc->chunk);
+    if (layer->capacity % layer->chunk != 0)
+        return kvc__fail(KVC_E_CORRUPT,
+                         "layer %lld: capacity %lld is no multiple of the chunk, %lld",
+                         (long long)(layer - cache->layers), (long long)layer->capacity,
+                         (long long)layer->chunk);
     for (int p = 0; p < layer->planes_used; p++)
         KVC_TRY(check_plane(cache, layer, &layer->planes[p]));
     return KVC_OK;
@@ -78,6 +81,8 @@ kvc_status kvc_cache_check(const kvc_cache *cache) {
         if (!cache->tables) KVC_TRY(check_rows(cache, layer));
         for (int64_t b = 0; layer->rings && b < cache->desc.batch; b++)
             KVC_TRY(kvc__ring_check(cache, layer, b));
+        for (int64_t b = 0; layer->tails && b < cache->desc.batch; b++)
+            KVC_TRY(kvc__channels_check(cache, layer, b));
     }
     for (int64_t b = 0; cache->tables && b < cache->desc.batch; b++)
         KVC_TRY(kvc__pages_check(cache, b));

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "array/pack.h"
+#include "array/rotate.h"
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cache/cache.h"
@@ -19,7 +20,9 @@ typedef struct transfer {
 
 static bool is_alike(const kvc__layer *to, const kvc__layer *from) {
     return to->spec.dtype == from->spec.dtype && to->spec.kv_bits == from->spec.kv_bits &&
-           to->spec.kv_group == from->spec.kv_group;
+           to->spec.kv_group == from->spec.kv_group &&
+           to->spec.keys_per_channel == from->spec.keys_per_channel &&
+           to->spec.rotated == from->spec.rotated;
 }
 
 static bool is_unpacked(const kvc__layer *to, const kvc__layer *from) {
@@ -39,6 +42,10 @@ static kvc_status copy_rows(const kvc_cache *cache, const kvc__layer *layer,
     return kvc__device_copy(kvc_pool_device(cache->pool), &dst, &src, 3, shape);
 }
 
+static void rotate_all(const kvc__layer *layer, float *rows, int64_t n, int64_t dim) {
+    for (int64_t i = 0; layer->spec.rotated && i < n; i++) kvc__rotate(rows + i * dim, dim);
+}
+
 /* The rows of a side, as an array: where they lie, or unpacked. */
 static kvc_array rows_of(const transfer *t, const kvc__layer *layer, int side, int64_t sequence,
                          int64_t position, int64_t n) {
@@ -52,6 +59,14 @@ static kvc_array rows_of(const transfer *t, const kvc__layer *layer, int side, i
         .shape = {1, spec->kv_heads, n, dim},
         .strides = {0, at.head_bytes / (int64_t)kvc_dtype_size_bytes(spec->dtype), dim, 1}};
     if (!spec->kv_bits) return rows;
+    rows.data = t->unpacked;
+    rows.dtype = KVC_F32;
+    rows.strides[1] = n * dim;
+    if (side == KVC__KEYS && layer->tails) {
+        kvc__channels_read(t->from, layer, sequence, position, n, t->unpacked);
+        rotate_all(layer, t->unpacked, spec->kv_heads * n, dim);
+        return rows;
+    }
     const int scaling = KVC__SCALES + 2 * side;
     const kvc__place scales = kvc__place_of(t->from, layer, scaling, sequence, position);
     const kvc__place biases = kvc__place_of(t->from, layer, scaling + 1, sequence, position);
@@ -65,9 +80,7 @@ static kvc_array rows_of(const transfer *t, const kvc__layer *layer, int side, i
                 biases.data + h * biases.head_bytes + (size_t)i * layer->planes[scaling].row.bytes};
             kvc__pack_best()->unpack(&packing, t->unpacked + (h * n + i) * dim, &row);
         }
-    rows.data = t->unpacked;
-    rows.dtype = KVC_F32;
-    rows.strides[1] = n * dim;
+    rotate_all(layer, t->unpacked, spec->kv_heads * n, dim);
     return rows;
 }
 
@@ -78,7 +91,8 @@ static kvc_status copy_run(const transfer *t, const kvc__layer *to, const kvc__l
         for (int p = 0; p < to->planes_used; p++) {
             const kvc__place dst = kvc__place_of(t->to, to, p, sequence, at);
             const kvc__place src = kvc__place_of(t->from, from, p, sequence, at);
-            KVC_TRY(copy_rows(t->to, to, &to->planes[p].row, &dst, &src, run));
+            const kvc__row_format *row = &to->planes[p].row;
+            KVC_TRY(copy_rows(t->to, to, row, &dst, &src, kvc__rows_of(row, run)));
         }
         return KVC_OK;
     }
@@ -95,19 +109,24 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
     const int64_t begin = to->lengths[sequence];
     const kvc__counts counts = {t->counts, 0};
     kvc_status status;
+    const int64_t packed = from->tails ? kvc__channels_packed(from, sequence) : 0;
     if (end == begin) return KVC_OK; /* EXACT would shrink, to a buffer of nothing */
     t->counts[sequence] = end - begin;
     status = kvc__make_room(t->to, to, counts);
     for (int64_t at = begin; status == KVC_OK && at < end;) {
-        const kvc__place dst = kvc__place_of(t->to, to, KVC__KEYS, sequence, at);
-        const kvc__place src = kvc__place_of(t->from, from, KVC__KEYS, sequence, at);
+        const kvc__place dst = kvc__place_of(t->to, to, KVC__VALUES, sequence, at);
+        const kvc__place src = kvc__place_of(t->from, from, KVC__VALUES, sequence, at);
         int64_t run = dst.count < src.count ? dst.count : src.count;
         if (run > end - at) run = end - at;
         if (is_unpacked(to, from) && run > UNPACKED) run = UNPACKED;
+        if (is_unpacked(to, from) && from->tails && at < packed && run > packed - at)
+            run = packed - at;
         status = copy_run(t, to, from, sequence, at, run);
         at += run;
     }
     if (status == KVC_OK) kvc__advance(t->to, to, counts);
+    if (status == KVC_OK && to->tails && is_alike(to, from))
+        to->tails[sequence] = from->tails[sequence];
     t->counts[sequence] = 0;
     return status;
 }

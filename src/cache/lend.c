@@ -46,9 +46,19 @@ kvc_status kvc_cache_view(const kvc_cache *cache, int64_t index, kvc_array *k, k
     return KVC_OK;
 }
 
+/* Cuts rows of blocks of positions into those of their elements. */
+static void cut_channels(kvc_array *rows, int64_t channels) {
+    rows->ndim = 5;
+    rows->shape[4] = rows->shape[3] / channels;
+    rows->shape[3] = channels;
+    rows->strides[3] = rows->shape[4];
+    rows->strides[4] = 1;
+}
+
 static kvc_quantized lend_packed(const kvc_cache *cache, const kvc__layer *layer, int side,
-                                 int64_t rows) {
+                                 int64_t positions) {
     const int scales = KVC__SCALES + 2 * side;
+    const int64_t rows = kvc__rows_of(&layer->planes[side].row, positions);
     return (kvc_quantized){.struct_size = sizeof(kvc_quantized),
                            .bits = layer->spec.kv_bits,
                            .group = layer->spec.kv_group,
@@ -67,6 +77,27 @@ kvc_status kvc_cache_view_quantized(const kvc_cache *cache, int64_t index, kvc_q
     const int64_t rows = rows_of(cache, layer);
     *k = lend_packed(cache, layer, KVC__KEYS, rows);
     *v = lend_packed(cache, layer, KVC__VALUES, rows);
+    if (!layer->tails) return KVC_OK;
+    cut_channels(&k->words, layer->spec.key_dim);
+    cut_channels(&k->scales, layer->spec.key_dim);
+    cut_channels(&k->biases, layer->spec.key_dim);
+    return KVC_OK;
+}
+
+kvc_status kvc_cache_view_tail(const kvc_cache *cache, int64_t index, kvc_array *k) {
+    kvc__layer *layer;
+    if (!k) return kvc__fail(KVC_E_INVALID, "k: NULL given, an array wanted");
+    *k = (kvc_array){0};
+    KVC_TRY(kvc__cache_layer(&layer, cache, index));
+    if (!layer->tails || !layer->even)
+        return kvc__fail(KVC_E_UNSUPPORTED, "layer %lld: %s", (long long)index,
+                         layer->tails ? "its sequences have several lengths, so that unpacked keys "
+                                        "begin at several positions"
+                                      : "its keys are not packed per channel; "
+                                        "desc.specs.keys_per_channel wanted");
+    const int64_t packed = kvc__channels_packed(layer, 0);
+    const int64_t first = kvc__row_of(&layer->planes[KVC__TAIL].row, packed);
+    *k = kvc__lend(cache, layer, KVC__TAIL, first, layer->length - packed);
     return KVC_OK;
 }
 

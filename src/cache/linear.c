@@ -14,14 +14,15 @@
 #include "cache/cache.h"
 #include "memory/device.h"
 
-kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t rows) {
+kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t positions) {
+    const int64_t rows = kvc__rows_of(&plane->row, positions);
     if (kvc__mul(out, plane->ranges, (size_t)rows) && kvc__mul(out, *out, plane->row.bytes) &&
         *out <= PTRDIFF_MAX)
         return KVC_OK;
     return kvc__fail(KVC_E_RANGE,
                      "%zu ranges (batch × kv_heads) × %lld positions × %zu bytes is more than a "
                      "size can hold",
-                     plane->ranges, (long long)rows, plane->row.bytes);
+                     plane->ranges, (long long)positions, plane->row.bytes);
 }
 
 /* rows rounded up to whole chunks. */
@@ -36,7 +37,7 @@ static kvc_status whole_chunks(int64_t *out, int64_t rows, int64_t chunk) {
 
 kvc_status kvc__linear_reserve(kvc_cache *cache, kvc__layer *layer) {
     int64_t capacity;
-    KVC_TRY(whole_chunks(&capacity, cache->desc.max_positions, cache->desc.chunk));
+    KVC_TRY(whole_chunks(&capacity, cache->desc.max_positions, layer->chunk));
     for (int p = 0; p < layer->planes_used; p++) {
         kvc__plane *plane = &layer->planes[p];
         size_t bytes;
@@ -47,10 +48,14 @@ kvc_status kvc__linear_reserve(kvc_cache *cache, kvc__layer *layer) {
     return KVC_OK;
 }
 
+static size_t range_bytes_of(const kvc__plane *plane, int64_t positions) {
+    return (size_t)kvc__rows_of(&plane->row, positions) * plane->row.bytes;
+}
+
 /* Commits `units` units of one range, from unit `first` of that range on. */
 static kvc_status commit_units(kvc__plane *plane, int64_t capacity, size_t range, size_t first,
                                size_t units, size_t unit_bytes) {
-    const size_t range_bytes = (size_t)capacity * plane->row.bytes;
+    const size_t range_bytes = range_bytes_of(plane, capacity);
     const size_t from = first * unit_bytes;
     if (from >= range_bytes) return KVC_OK;
     const size_t left = range_bytes - from;
@@ -58,8 +63,8 @@ static kvc_status commit_units(kvc__plane *plane, int64_t capacity, size_t range
     return kvc_buffer_commit(plane->buffer, range * range_bytes + from, bytes);
 }
 
-static size_t units_for(const kvc__plane *plane, int64_t rows, size_t unit_bytes) {
-    const size_t live_bytes = plane->ranges * (size_t)rows * plane->row.bytes;
+static size_t units_for(const kvc__plane *plane, int64_t positions, size_t unit_bytes) {
+    const size_t live_bytes = plane->ranges * range_bytes_of(plane, positions);
     return (live_bytes + plane->phase_bytes) / unit_bytes + plane->ranges;
 }
 
@@ -100,7 +105,7 @@ static kvc_status grow_in_place(kvc_cache *cache, kvc__layer *layer, int64_t row
 
 kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, const kvc__plane *plane,
                            int64_t first, int64_t count) {
-    const int64_t head = layer->capacity * plane->row.dim;
+    const int64_t head = kvc__rows_of(&plane->row, layer->capacity) * plane->row.dim;
     kvc_array a = {.dtype = plane->row.dtype,
                    .ndim = 4,
                    .shape = {cache->desc.batch, layer->spec.kv_heads, count, plane->row.dim},
@@ -110,13 +115,14 @@ kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, cons
     return a;
 }
 
-/* Copies the first `count` rows of every range into a buffer with another capacity. */
+/* Copies the first `kept` positions of every range into a buffer with another capacity. */
 static kvc_status move_rows(const kvc_cache *cache, const kvc__layer *layer,
-                            const kvc__plane *plane, int64_t count, kvc_buffer *to,
+                            const kvc__plane *plane, int64_t kept, kvc_buffer *to,
                             int64_t capacity) {
+    const int64_t count = kvc__rows_of(&plane->row, kept);
     if (count == 0) return KVC_OK;
     const kvc_array from = kvc__plane_array(cache, layer, plane, 0, count);
-    const int64_t head = capacity * plane->row.dim;
+    const int64_t head = kvc__rows_of(&plane->row, capacity) * plane->row.dim;
     const int64_t strides[4] = {layer->spec.kv_heads * head, head, plane->row.dim, 1};
     const kvc_strided dst = {kvc_buffer_data(to), from.dtype, strides};
     const kvc_strided src = {from.data, from.dtype, from.strides};
@@ -135,7 +141,7 @@ static kvc_status new_buffers(kvc_buffer *buffers[KVC__PLANES], const kvc_cache 
     return KVC_OK;
 }
 
-/* @param kept  rows in use */
+/* @param kept  positions in use */
 static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t kept,
                                int64_t capacity) {
     kvc_buffer *buffers[KVC__PLANES] = {0};
@@ -147,7 +153,7 @@ static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t kept
     }
     if (status != KVC_OK) return status;
     layer->capacity = capacity;
-    const size_t kept_bytes = (size_t)(kept * cache->desc.batch) * kvc__position_bytes(layer);
+    const size_t kept_bytes = kvc__positions_bytes(layer, kept) * (size_t)cache->desc.batch;
     cache->stats.growths++;
     cache->stats.grown_bytes += kept_bytes;
     cache->stats.copied_bytes += kept_bytes;
@@ -155,18 +161,12 @@ static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t kept
 }
 
 kvc_status kvc__linear_grow(kvc_cache *cache, kvc__layer *layer, int64_t used, int64_t rows) {
-    int64_t capacity = rows;
-    switch (cache->desc.growth) {
-    case KVC_GROW_RESERVE: return grow_in_place(cache, layer, rows);
-    case KVC_GROW_CHUNK:
-        if (rows <= layer->capacity) return KVC_OK;
-        KVC_TRY(whole_chunks(&capacity, rows, cache->desc.chunk));
-        break;
-    case KVC_GROW_EXACT:
-        if (rows == layer->capacity) return KVC_OK;
-        break;
-    case KVC_GROW_PAGED: return KVC_OK;
-    }
+    const kvc_growth growth = cache->desc.growth;
+    int64_t capacity;
+    if (growth == KVC_GROW_RESERVE) return grow_in_place(cache, layer, rows);
+    if (growth == KVC_GROW_CHUNK && rows <= layer->capacity) return KVC_OK;
+    KVC_TRY(whole_chunks(&capacity, rows, layer->chunk));
+    if (capacity == layer->capacity) return KVC_OK;
     return grow_by_copy(cache, layer, used < capacity ? used : capacity, capacity);
 }
 
@@ -174,7 +174,7 @@ kvc_status kvc__linear_grow(kvc_cache *cache, kvc__layer *layer, int64_t used, i
 static void decommit(kvc_cache *cache, kvc__layer *layer, kvc__plane *plane, int64_t rows) {
     const size_t unit_bytes = kvc_buffer_commit_unit_bytes(cache->pool);
     const size_t target = units_for(plane, rows, unit_bytes);
-    const size_t range_bytes = (size_t)layer->capacity * plane->row.bytes;
+    const size_t range_bytes = range_bytes_of(plane, layer->capacity);
     if (plane->units_done <= target) return;
     for (size_t r = 0; r < plane->ranges; r++) {
         /* Units r, r + ranges, … below the target stay. */
@@ -186,15 +186,13 @@ static void decommit(kvc_cache *cache, kvc__layer *layer, kvc__plane *plane, int
 }
 
 void kvc__linear_shrink(kvc_cache *cache, kvc__layer *layer, int64_t rows) {
-    int64_t capacity = rows;
+    int64_t capacity;
     if (rows >= layer->capacity) return;
     if (cache->desc.growth == KVC_GROW_RESERVE) {
         for (int p = 0; p < layer->planes_used; p++)
             decommit(cache, layer, &layer->planes[p], rows);
         return;
     }
-    if (cache->desc.growth == KVC_GROW_CHUNK &&
-        whole_chunks(&capacity, rows, cache->desc.chunk) != KVC_OK)
-        return;
+    if (whole_chunks(&capacity, rows, layer->chunk) != KVC_OK) return;
     if (capacity < layer->capacity) (void)grow_by_copy(cache, layer, rows, capacity);
 }

@@ -95,7 +95,7 @@ static void move_rows(kvc_cache *cache, kvc__layer *layer, int64_t sequence,
             turn_rows(range + (size_t)h * range_bytes, now->rows - now->keep, from, used,
                       plane->row.bytes);
     }
-    cache->stats.copied_bytes += (size_t)used * kvc__position_bytes(layer);
+    cache->stats.copied_bytes += kvc__positions_bytes(layer, used);
 }
 
 kvc_status kvc__ring_make_room(kvc_cache *cache, kvc__layer *layer, kvc__counts counts) {

@@ -6,6 +6,7 @@
 #include "memory/device.h"
 
 static int64_t trimmable(const kvc__layer *layer, int64_t sequence) {
+    if (layer->tails) return kvc__channels_trimmable(layer, sequence);
     return layer->rings ? kvc__ring_trimmable(layer, sequence) : layer->lengths[sequence];
 }
 
@@ -28,6 +29,12 @@ static kvc_status check_trim(const kvc_cache *cache, int64_t sequence, int64_t n
         if (n > layer->lengths[sequence])
             return kvc__fail(KVC_E_RANGE, "n: %lld given, layer %lld holds %lld positions",
                              (long long)n, (long long)i, (long long)layer->lengths[sequence]);
+        if (layer->tails)
+            return kvc__fail(KVC_E_RANGE,
+                             "n: %lld given, layer %lld can go back %lld: its keys are packed per "
+                             "channel by %d positions, and unpacked ones held from %lld on",
+                             (long long)n, (long long)i, (long long)trimmable(layer, sequence),
+                             layer->spec.kv_group, (long long)layer->tails[sequence]);
         return kvc__fail(KVC_E_RANGE,
                          "n: %lld given, layer %lld can go back %lld: its window holds nothing "
                          "before position %lld any more (desc.slack holds more)",
@@ -67,6 +74,7 @@ static void clear(kvc_cache *cache, int64_t first, int64_t end) {
         for (int64_t b = first; b < end; b++) {
             layer->lengths[b] = 0;
             if (layer->rings) kvc__ring_clear(cache, layer, b);
+            if (layer->tails) layer->tails[b] = 0;
         }
         kvc__layer_settle(cache, layer);
     }
@@ -136,16 +144,19 @@ static void plan_moves(moves *m, const int64_t *from, int64_t batch) {
 }
 
 static char *first_row(const kvc__layer *layer, const kvc__plane *plane, int64_t sequence) {
-    const int64_t rows = sequence * layer->spec.kv_heads * layer->capacity;
+    const int64_t rows =
+        sequence * layer->spec.kv_heads * kvc__rows_of(&plane->row, layer->capacity);
     return (char *)kvc_buffer_data(plane->buffer) + (size_t)rows * plane->row.bytes;
 }
 
-/* Moves [kv_heads][rows][dim] of a plane. Aside, heads follow each other without spare room. */
+/* Moves [kv_heads][rows][dim] of a plane. Aside, heads follow each other without spare room.
+ * @param used  positions, or rows of rings */
 static kvc_status move_plane(const kvc_cache *cache, const kvc__layer *layer,
-                             const kvc__plane *plane, move m, int64_t rows, void *aside) {
-    const int64_t dim = plane->row.dim;
+                             const kvc__plane *plane, move m, int64_t used, void *aside) {
+    const int64_t dim = plane->row.dim, rows = kvc__rows_of(&plane->row, used);
+    const int64_t head = kvc__rows_of(&plane->row, layer->capacity) * dim;
     const int64_t shape[3] = {layer->spec.kv_heads, rows, dim};
-    const int64_t here[3] = {layer->capacity * dim, dim, 1}, there[3] = {rows * dim, dim, 1};
+    const int64_t here[3] = {head, dim, 1}, there[3] = {rows * dim, dim, 1};
     kvc_strided to = {aside, plane->row.dtype, there}, from = to;
     if (rows == 0) return KVC_OK;
     if (m.to != ASIDE) to = (kvc_strided){first_row(layer, plane, m.to), plane->row.dtype, here};
@@ -167,7 +178,9 @@ static size_t aside_bytes(const kvc_cache *cache) {
         for (int64_t b = 0; b < cache->desc.batch; b++)
             if (rows_used(layer, b) > rows) rows = rows_used(layer, b);
         for (int p = 0; p < layer->planes_used; p++) {
-            const size_t bytes = (size_t)(layer->spec.kv_heads * rows) * layer->planes[p].row.bytes;
+            const kvc__row_format *row = &layer->planes[p].row;
+            const size_t bytes =
+                (size_t)(layer->spec.kv_heads * kvc__rows_of(row, rows)) * row->bytes;
             if (bytes > most) most = bytes;
         }
     }
@@ -178,11 +191,12 @@ static size_t aside_bytes(const kvc_cache *cache) {
 typedef struct state {
     int64_t length;
     kvc__ring ring;
+    int64_t tail;
 } state;
 
 static state state_of(const kvc__layer *layer, int64_t sequence) {
-    return (state){layer->lengths[sequence],
-                   layer->rings ? layer->rings[sequence] : (kvc__ring){0}};
+    return (state){layer->lengths[sequence], layer->rings ? layer->rings[sequence] : (kvc__ring){0},
+                   layer->tails ? layer->tails[sequence] : 0};
 }
 
 static kvc_status move_layer(const kvc_cache *cache, kvc__layer *layer, const moves *m,
@@ -207,6 +221,7 @@ static kvc_status move_layer(const kvc_cache *cache, kvc__layer *layer, const mo
         }
         layer->lengths[one.to] = from.length;
         if (layer->rings) layer->rings[one.to] = from.ring;
+        if (layer->tails) layer->tails[one.to] = from.tail;
     }
     kvc__layer_settle(cache, layer);
     return KVC_OK;

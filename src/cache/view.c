@@ -22,6 +22,7 @@ kvc_status kvc__cache_layer_view(kvc__layer_view *out, const kvc_cache *cache, i
         .batch = cache->desc.batch,
         .length = layer->length,
         .lengths = layer->even ? NULL : layer->lengths,
+        .held = layer->tails ? layer->lengths : NULL,
         .capacity = layer->capacity,
         .map = kvc__layer_map(cache, layer),
         .chunk = cache->desc.chunk,

@@ -9,8 +9,8 @@
 #include "cache/map.h"
 #include "cache/spec.h"
 
-/** One layer: planes of [batch][kv_heads][capacity][dim], or of [kv_heads][capacity][dim] in each
- * block. Valid until the cache changes. */
+/** One layer: planes of [batch][kv_heads][rows][dim], or of [kv_heads][rows][dim] in each block, of
+ * rows for `capacity` positions (kvc__rows_of). Valid until the cache changes. */
 typedef struct kvc__layer_view {
     kvc_layer_spec spec;
     const void *planes[KVC__PLANES];  /* NULL while capacity is 0, in blocks, and of no use */
@@ -19,6 +19,7 @@ typedef struct kvc__layer_view {
     int64_t batch;
     int64_t length;         /* of the longest sequence */
     const int64_t *lengths; /* [batch]; NULL: all are that */
+    const int64_t *held;    /* [batch] lengths, of keys per channel; else NULL */
     int64_t capacity;
     kvc__map map; /* where positions lie */
     int64_t chunk, max_positions;

@@ -1,16 +1,17 @@
-#include <string.h>
-
 #include "array/pack.h"
+#include "array/rotate.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "cache/cache.h"
+#include "memory/convert.h"
 #include "memory/device.h"
 
 kvc__place kvc__place_of(const kvc_cache *cache, const kvc__layer *layer, int index,
                          int64_t sequence, int64_t position) {
     const kvc__plane *plane = &layer->planes[index];
-    const size_t bytes = plane->row.bytes, head_bytes = (size_t)layer->capacity * bytes;
-    int64_t row = position, run = layer->capacity - position;
+    const int64_t rows = kvc__rows_of(&plane->row, layer->capacity);
+    const size_t bytes = plane->row.bytes, head_bytes = (size_t)rows * bytes;
+    int64_t row = kvc__row_of(&plane->row, position), run = rows - row;
     char *first = NULL;
     if (cache->tables) {
         const kvc__map map = kvc__layer_map(cache, layer);
@@ -69,25 +70,42 @@ static const char *element_at(const kvc_array *a, int64_t h, int64_t i, int64_t 
     return (const char *)a->data + at * (int64_t)kvc_dtype_size_bytes(a->dtype);
 }
 
-/* Packs a row whose elements do not follow each other: a group at a time. */
-static void pack_scattered(const kvc__packing *row, const kvc__packed *to, const kvc_array *rows,
-                           int64_t h, int64_t i) {
-    const size_t element = kvc_dtype_size_bytes(rows->dtype);
+void kvc__load_piece(float *x, const kvc__layer *layer, const kvc_array *rows, int64_t h, int64_t i,
+                     int64_t d, int64_t n) {
+    const int64_t one = 1;
+    const kvc_strided dst = {x, KVC_F32, &one};
+    const kvc_strided src = {(void *)element_at(rows, h, i, d), rows->dtype, rows->strides + 3};
+    kvc__convert_copy(&dst, &src, 1, &n);
+    if (layer->spec.rotated) kvc__rotate(x, n);
+}
+
+/* Packs a row that is to be rotated, or whose elements do not follow each other. */
+static void pack_pieces(const kvc__layer *layer, const kvc__packing *row, const kvc__packed *to,
+                        const kvc_array *rows, int64_t h, int64_t i) {
+    const int64_t dim = rows->shape[3], order = kvc__rotation_order(dim);
     const size_t scale = kvc_dtype_size_bytes(row->scaling);
     const size_t words = (size_t)(row->group / 8 * row->bits);
-    kvc__packing one = *row;
-    one.groups = 1;
-    for (int64_t g = 0; g < row->groups; g++) {
-        float group[KVC__GROUP_MOST]; /* room for elements of any dtype */
-        for (int e = 0; e < row->group; e++)
-            memcpy((char *)group + (size_t)e * element, element_at(rows, h, i, g * row->group + e),
-                   element);
-        const kvc__packed at = {to->words + (size_t)g * words,
-                                (char *)to->scales + (size_t)g * scale,
-                                (char *)to->biases + (size_t)g * scale};
-        kvc__pack_best()->pack(&one, &at, group);
+    kvc__packing piece = *row;
+    piece.groups = order / row->group; /* groups are powers of two as well */
+    piece.dtype = KVC_F32;
+    for (int64_t d = 0; d < dim; d += order) {
+        const size_t g = (size_t)(d / row->group);
+        const kvc__packed at = {to->words + g * words, (char *)to->scales + g * scale,
+                                (char *)to->biases + g * scale};
+        float x[KVC__ROTATION_MOST];
+        kvc__load_piece(x, layer, rows, h, i, d, order);
+        kvc__pack_best()->pack(&piece, &at, x);
     }
 }
+
+/* Asks for the lines of a row that will be written: what is packed has few bytes, in many places.
+ * It may lie behind the last head. */
+static void ask(const char *row, size_t bytes) {
+    enum { LINE_BYTES = 64 };
+    for (size_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 1, 3);
+}
+
+enum { AHEAD = 2 }; /* heads */
 
 static void write_packed(const kvc_cache *cache, const kvc__layer *layer, int side,
                          int64_t sequence, int64_t position, const kvc_array *rows) {
@@ -95,23 +113,29 @@ static void write_packed(const kvc_cache *cache, const kvc__layer *layer, int si
     const int planes[3] = {side, KVC__SCALES + 2 * side, KVC__SCALES + 2 * side + 1};
     const kvc__packing packing = {spec->kv_bits, spec->kv_group, rows->shape[3] / spec->kv_group,
                                   rows->dtype, spec->dtype};
+    const kvc__pack_ops *ops = kvc__pack_best();
     kvc__place to[3];
     for (int p = 0; p < 3; p++) to[p] = kvc__place_of(cache, layer, planes[p], sequence, position);
-    for (int64_t h = 0; h < spec->kv_heads; h++)
+    for (int64_t h = 0; h < spec->kv_heads; h++) {
+        for (int p = 0; p < 3; p++)
+            ask(to[p].data + (h + AHEAD) * to[p].head_bytes, layer->planes[planes[p]].row.bytes);
         for (int64_t i = 0; i < rows->shape[2]; i++) {
             char *at[3];
             for (int p = 0; p < 3; p++)
                 at[p] = to[p].data + h * to[p].head_bytes +
                         (size_t)i * layer->planes[planes[p]].row.bytes;
             const kvc__packed row = {(uint8_t *)at[0], at[1], at[2]};
-            if (rows->strides[3] == 1)
-                kvc__pack_best()->pack(&packing, &row, element_at(rows, h, i, 0));
-            else pack_scattered(&packing, &row, rows, h, i);
+            if (rows->strides[3] != 1 || spec->rotated)
+                pack_pieces(layer, &packing, &row, rows, h, i);
+            else ops->pack(&packing, &row, element_at(rows, h, i, 0));
         }
+    }
 }
 
 kvc_status kvc__write_run(const kvc_cache *cache, const kvc__layer *layer, int side,
                           int64_t sequence, int64_t position, const kvc_array *rows) {
+    if (side == KVC__KEYS && layer->tails)
+        return kvc__channels_write(cache, layer, sequence, position, rows);
     if (layer->spec.kv_bits) {
         write_packed(cache, layer, side, sequence, position, rows);
         return KVC_OK;
@@ -120,11 +144,10 @@ kvc_status kvc__write_run(const kvc_cache *cache, const kvc__layer *layer, int s
     return write_plain(cache, layer, side, &to, rows);
 }
 
-/* Positions [from, from + n) of sequence b of an argument, without a reference. */
-static kvc_array some_of(const kvc_array *a, int64_t b, int64_t from, int64_t n) {
-    kvc_array some = *a;
-    some.data = (char *)a->data + (b * a->strides[0] + from * a->strides[2]) *
-                                      (int64_t)kvc_dtype_size_bytes(a->dtype);
+kvc_array kvc__some_positions(const kvc_array *rows, int64_t b, int64_t from, int64_t n) {
+    kvc_array some = *rows;
+    some.data = (char *)rows->data + (b * rows->strides[0] + from * rows->strides[2]) *
+                                         (int64_t)kvc_dtype_size_bytes(rows->dtype);
     some.shape[0] = 1;
     some.shape[2] = n;
     return some;
@@ -135,9 +158,10 @@ static kvc_status write_sequence(const kvc_cache *cache, const kvc__layer *layer
                                  int64_t sequence, int64_t n, const kvc_array *rows) {
     for (int64_t done = 0; done < n;) {
         const int64_t position = layer->lengths[sequence] + done;
-        const int64_t most = kvc__place_of(cache, layer, side, sequence, position).count;
+        /* Runs are those of any plane that has a row for each position, as values have. */
+        const int64_t most = kvc__place_of(cache, layer, KVC__VALUES, sequence, position).count;
         const int64_t run = most < n - done ? most : n - done;
-        const kvc_array some = some_of(rows, sequence, done, run);
+        const kvc_array some = kvc__some_positions(rows, sequence, done, run);
         KVC_TRY(kvc__write_run(cache, layer, side, sequence, position, &some));
         done += run;
     }
@@ -161,6 +185,7 @@ void kvc__advance(kvc_cache *cache, kvc__layer *layer, kvc__counts counts) {
     for (int64_t b = 0; b < cache->desc.batch; b++) {
         const int64_t n = kvc__count(counts, b);
         if (layer->rings) kvc__ring_advance(layer, b, n);
+        if (layer->tails) kvc__channels_advance(layer, b, n);
         layer->lengths[b] += n;
     }
     kvc__layer_settle(cache, layer);

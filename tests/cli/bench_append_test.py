@@ -75,7 +75,7 @@ class Append(ProgramTest):
         self.assertTrue(all(r["ratio_to_memcpy"] is None for r in rows))
 
     def test_every_kind_of_cache_is_a_strategy(self):
-        kinds = ["reserve", "q8", "q4:32+window:20:3+chunk", "paged:16", "q6+paged", "window:20",
+        kinds = ["reserve", "q8", "q4cr:32", "q4:32+window:20:3+chunk", "paged:16", "q6+paged", "window:20",
                  "memcpy"]
         for more in [], ["--from", "f32"], ["--cold"]:
             rows = self.parsed("bench", "append", *TINY, "--dim", "64", "--strategies",

@@ -149,6 +149,8 @@ class Attend(ProgramTest):
         ]:
             self.assertEqual(self.bytes_read(cache, context, *more), seen * position)
         self.assertEqual(self.bytes_read("q8+paged:48", 96), 96 * 2 * 2 * (64 + 4))
+        self.assertEqual(self.bytes_read("q8c:32", 96), 96 * 2 * 2 * (64 + 8))
+        self.assertEqual(self.bytes_read("q8r", 96), 96 * 2 * 2 * (64 + 4))
 
     def test_the_floor_reads_what_windows_show(self):
         position = 2 * 2 * 64 * 2
@@ -173,7 +175,7 @@ class Attend(ProgramTest):
 
     def test_kinds_that_no_cache_has_are_refused(self):
         for given, wanted in [
-            ("", "reserve, chunk, concat, paged[:BLOCK], window:W[:KEEP] or qBITS[:GROUP] wanted"),
+            ("", "reserve, chunk, concat, paged[:BLOCK], window:W[:KEEP] or qBITS"),
             ("exact", "one of each sort, with + between"), ("reserve:1", "reserve, chunk"),
             ("reserve+paged", "one of each sort"), ("q8+", "reserve, chunk"), ("a" * 99, "reserve"),
             ("paged:", "reserve"), ("paged:15", "blocks of 16 to 256"), ("paged:257", "16 to 256"),
@@ -184,6 +186,8 @@ class Attend(ProgramTest):
             ("window:8+paged", "blocks keep every position"),
             ("q7", "2, 3, 4, 5, 6 or 8 bits"), ("q", "bits"), ("q16", "bits"),
             ("q8:48", "groups of 32, 64 or 128"), ("q8:64:64", "groups"), ("q8+q4", "one qBITS"),
+            ("q4rc", "one qBITS[c][r]"), ("q4cc", "one qBITS"), ("qc", "one qBITS"),
+            ("q4c+paged", "neither windows nor blocks"), ("window:9+q4c", "neither windows"),
         ]:
             part = given[:63]
             self.assert_refused(2, "bench attend", ["--cache", f"chunk,{given}"],

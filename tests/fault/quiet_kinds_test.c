@@ -109,15 +109,17 @@ static void append__to_packed_rows_is_quiet(void **state) {
     (void)state;
     for (kvc_growth growth = KVC_GROW_RESERVE; growth <= KVC_GROW_CHUNK; growth++)
         for (int i = 0; i < 6; i++)
-            for (int gap = 1; gap <= 2; gap++) {
+            for (int form = 0; form < 8; form++) {
                 const kvc_layer_spec spec = {.kv_heads = HEADS,
                                              .key_dim = DIM,
                                              .dtype = KVC_F16,
                                              .kv_bits = widths[i],
-                                             .kv_group = 32};
+                                             .kv_group = 32,
+                                             .keys_per_channel = form & 1,
+                                             .rotated = form & 2};
                 fixture f;
                 open_all(&f, &spec, growth);
-                f.rows.strides[3] = gap; /* elements that follow each other, or do not */
+                f.rows.strides[3] = form & 4 ? 2 : 1; /* elements that follow each other, or not */
                 f.steps = CHUNK;
                 assert_true(append(&f));
                 assert_ok(kvc_cache_trim(f.cache, CHUNK));

@@ -62,19 +62,19 @@ static kvc__ring ring_of(int64_t keep, int64_t rows, int64_t length, int64_t ori
 static kvc__layer_view view_of(const test_problem *p, const side *k, const side *v,
                                const kvc__ring *rings) {
     const kvc_dtype dtype = p->c.kv_dtype;
-    return (kvc__layer_view){
-        .spec = {.kv_heads = p->c.kv_heads,
-                 .key_dim = p->c.key_dim,
-                 .value_dim = p->c.value_dim,
-                 .dtype = dtype},
-        .planes = {k->rows.data, v->rows.data},
-        .rows = {{.dtype = dtype, .dim = p->c.key_dim}, {.dtype = dtype, .dim = p->c.value_dim}},
-        .batch = BATCH,
-        .length = p->c.length,
-        .lengths = p->c.lengths,
-        .capacity = rings[0].rows,
-        .map = {.rings = rings},
-        .device = kvc_device_cpu()};
+    return (kvc__layer_view){.spec = {.kv_heads = p->c.kv_heads,
+                                      .key_dim = p->c.key_dim,
+                                      .value_dim = p->c.value_dim,
+                                      .dtype = dtype},
+                             .planes = {k->rows.data, v->rows.data},
+                             .rows = {{.dtype = dtype, .dim = p->c.key_dim, .positions = 1},
+                                      {.dtype = dtype, .dim = p->c.value_dim, .positions = 1}},
+                             .batch = BATCH,
+                             .length = p->c.length,
+                             .lengths = p->c.lengths,
+                             .capacity = rings[0].rows,
+                             .map = {.rings = rings},
+                             .device = kvc_device_cpu()};
 }
 
 static void check(test_case c, int64_t rows, int64_t origin, uint64_t *seed) {

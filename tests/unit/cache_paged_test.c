@@ -473,6 +473,7 @@ static void paged__a_cache_takes_the_layers_of_its_blocks(void **state) {
         own[i].dtype = specs[i].dtype;
         own[i].window = own[i].keep = 0;
         own[i].kv_bits = own[i].kv_group = 0;
+        own[i].keys_per_channel = own[i].rotated = false;
     }
     kvc_cache_desc desc = {.struct_size = sizeof desc,
                            .layers = 2,
