@@ -82,9 +82,9 @@ static kvc_status check_bytes(const char *name, kvc_bytes field) {
 static void add_layer(hash *h, const kvc_layer_spec *spec) {
     const int64_t numbers[] = {spec->kv_heads, spec->key_dim,
                                spec->value_dim ? spec->value_dim : spec->key_dim, spec->dtype};
-    const int64_t packing[] = {spec->kv_bits, spec->kv_group};
+    const int64_t packing[] = {spec->kv_bits, spec->kv_group, spec->rotated};
     add_numbers(h, LAYER, numbers, 4);
-    if (spec->kv_bits) add_numbers(h, PACKING, packing, 2);
+    if (spec->kv_bits) add_numbers(h, PACKING, packing, 3);
 }
 
 kvc_status kvc_block_fingerprint(uint8_t *out, kvc_bytes model, kvc_bytes rope,

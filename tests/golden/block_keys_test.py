@@ -24,10 +24,10 @@ def digest(*fields):
         b"".join(struct.pack("<BQ", tag, len(data)) + data for tag, data in fields)).digest()
 
 
-def layer_fields(heads, key_dim, value_dim, dtype, bits=0, group=0):
+def layer_fields(heads, key_dim, value_dim, dtype, bits=0, group=0, rotated=0):
     yield LAYER, struct.pack("<4q", heads, key_dim, value_dim, dtype)
     if bits:
-        yield PACKING, struct.pack("<2q", bits, group)
+        yield PACKING, struct.pack("<3q", bits, group, rotated)
 
 
 def fingerprint(model, rope, positions, layers):
@@ -79,7 +79,7 @@ class BlockKeys(unittest.TestCase):
             model, rope = self.some_bytes(), self.some_bytes()
             specs = [(self.random.randrange(1, 64), self.random.randrange(1, 512),
                       self.random.randrange(1, 512), self.random.randrange(1, 4),
-                      *self.random.choice([(0, 0), (4, 32), (8, 128)]))
+                      *self.random.choice([(0, 0, 0), (4, 32, 0), (8, 128, 1)]))
                      for _ in range(layers)]
             expected = fingerprint(model, rope, 48, specs).hex()
             got = run("fingerprint", model.hex(), rope.hex(), 48, *(n for s in specs for n in s))
@@ -89,7 +89,8 @@ class BlockKeys(unittest.TestCase):
         found = re.findall(r"\b[0-9a-f]{64}\b", Path(DOCUMENT).read_text(encoding="utf-8"))
         print_ = fingerprint(b"tiny", b"theta=10000", 16, [(2, 64, 64, 3)])
         packed = fingerprint(b"tiny", b"theta=10000", 16, [(2, 64, 64, 3, 4, 32)])
-        vectors = [print_, packed, *keys((b"alice", b"", b""), print_, 16, range(32)),
+        rotated = fingerprint(b"tiny", b"theta=10000", 16, [(2, 64, 64, 3, 4, 32, 1)])
+        vectors = [print_, packed, rotated, *keys((b"alice", b"", b""), print_, 16, range(32)),
                    *keys((b"", b"alice", b""), print_, 16, range(16))]
         for vector in vectors:
             self.assertIn(vector.hex(), found)
