@@ -71,6 +71,8 @@ static int prepare(session *s) {
                : o->perplexity ? s->model.seq_len
                                : default_steps(s->prompt_count, s->model.seq_len);
     if (!make_engine(s, &error)) return cli_fail("%s", error.sentence);
+    const int status = generate_tiers_open(s);
+    if (status != CLI_DONE) return status;
     return o->trace ? trace_open(o->trace, "the model's own arithmetic") : CLI_DONE;
 }
 
@@ -78,8 +80,10 @@ static void end(session *s) {
     trace_discard();
     stats_free(&s->step_ns);
     for (int i = 0; i < TRANSFORMER_MOST; i++) sampler_deinit(&s->samplers[i]);
+    generate_tiers_close(s);
     transformer_deinit(&s->transformer);
     kvc_pool_free(s->pool);
+    free(s->ids);
     free(s->prompt);
     tokenizer_deinit(&s->tokens);
     checkpoint_deinit(&s->model);
@@ -115,7 +119,7 @@ static void print_times(session *s) {
     const stats_summary step = stats_summarise(&s->step_ns);
     const int64_t done = s->figures.positions;
     const int64_t in_prompt = done < s->prompt_count ? done : s->prompt_count;
-    session_print_speed("prompt", in_prompt, s->prompt_ns);
+    session_print_speed("prompt", in_prompt - s->ready, s->prompt_ns);
     if (done < s->prompt_count - 1)
         (void)fprintf(stderr, "; --steps ended within its %lld tokens", (long long)s->prompt_count);
     (void)fputc('\n', stderr);
@@ -185,6 +189,7 @@ void session_forward_ended(void *context, int64_t done) {
         (void)stats_add(&s->step_ns, (double)ns);
     }
     s->done = done;
+    if (in_prompt && done >= s->prompt_count) generate_tiers_publish(s, s->prompt, s->prompt_count);
     if (in_prompt || !s->shares_terminal)
         cli_progress("%lld of %lld positions", (long long)done, (long long)s->steps);
 }
@@ -192,7 +197,9 @@ void session_forward_ended(void *context, int64_t done) {
 static int continue_prompt(session *s) {
     const generation wanted = {.prompt = s->prompt,
                                .prompt_count = s->prompt_count,
+                               .ready = s->ready,
                                .steps = s->steps,
+                               .ids = s->ids,
                                .speculate = s->wanted->speculate,
                                .text = print_text,
                                .forward_begins = session_forward_begins,
@@ -208,6 +215,7 @@ static int continue_prompt(session *s) {
     s->continuation_ns = stats_now_ns() - start_ns - s->prompt_ns;
     cli_progress_end();
     if (!done) return cli_fail("%s", error.sentence);
+    generate_tiers_publish(s, s->ids, s->figures.positions);
     (void)putchar('\n');
     const int status = cli_flush(CLI_DONE);
     if (status == CLI_DONE && !s->wanted->quiet) print_times(s);
@@ -244,11 +252,15 @@ int kvc_tool_generate(int argc, char **argv) {
     if (status != CLI_DONE || !wanted.model) return status;
     session s = {.wanted = &wanted};
     status = prepare(&s);
+    if (status == CLI_DONE) status = generate_tiers_restore(&s);
     if (status == CLI_DONE)
         status = wanted.perplexity     ? measure_text(&s)
                  : wanted.parallel > 1 ? session_continue_parallel(&s)
                                        : continue_prompt(&s);
-    if (status == CLI_DONE && !wanted.quiet) print_cache(&s);
+    if (status == CLI_DONE && !wanted.quiet) {
+        print_cache(&s);
+        generate_tiers_print(&s);
+    }
     if (status == CLI_DONE) status = trace_close(stderr);
     end(&s);
     return status;

@@ -40,6 +40,10 @@ static const char help[] =
     "  --kv-dtype DTYPE    of its keys and values, where packed of their scales: f32 (the\n"
     "                      default), f16 or bf16\n"
     "  --chunk N           positions by which it grows; 256 by default\n"
+    "  --tier TIER         look there for blocks of the prompt that were computed before, and "
+    "keep\n"
+    "                      those of the text: disk:FOLDER, or redis://HOST[:PORT]; may be given\n"
+    "                      several times, the nearest first; wants --cache paged\n"
     "  --strict            fail rather than take a slow path of attention\n"
     "\n"
     "The figures:\n"
@@ -60,6 +64,7 @@ enum {
     OPTION_CACHE,
     OPTION_KV_DTYPE,
     OPTION_CHUNK,
+    OPTION_TIER,
     OPTION_STRICT,
     OPTION_TRACE,
     OPTION_QUIET
@@ -78,6 +83,7 @@ static const struct option options[] = {
     {"cache", required_argument, NULL, OPTION_CACHE},
     {"kv-dtype", required_argument, NULL, OPTION_KV_DTYPE},
     {"chunk", required_argument, NULL, OPTION_CHUNK},
+    {"tier", required_argument, NULL, OPTION_TIER},
     {"strict", no_argument, NULL, OPTION_STRICT},
     {"trace", required_argument, NULL, OPTION_TRACE},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -103,6 +109,7 @@ static bool take(generate_options *o, int option, const char *value) {
     case OPTION_CACHE: return take_cache(o, value);
     case OPTION_KV_DTYPE: return cli_dtype("--kv-dtype", value, &o->engine.kv_dtype);
     case OPTION_CHUNK: return cli_int64("--chunk", value, 1, 1 << 20, &o->engine.chunk);
+    case OPTION_TIER: return tier_option_take(&o->tiers, value);
     case OPTION_STRICT: o->engine.strict = true; return true;
     case OPTION_TRACE: o->trace = value; return true;
     case OPTION_QUIET: o->quiet = true; return true;
@@ -119,6 +126,7 @@ static const char *text_option(int option) {
     case OPTION_SEED: return "--seed";
     case OPTION_SPECULATE: return "--speculate";
     case OPTION_PARALLEL: return "--parallel";
+    case OPTION_TIER: return "--tier";
     default: return NULL;
     }
 }
@@ -130,6 +138,12 @@ static bool check_parallel(const generate_options *o) {
         (void)cli_usage("--cache: '%s' given; --parallel shares blocks, paged[:BLOCK] wanted",
                         o->cache);
     return o->speculate == 0 && o->kind.growth == KVC_GROW_PAGED;
+}
+
+static bool check_tiers(const generate_options *o) {
+    if (o->tiers.count == 0 || o->kind.growth == KVC_GROW_PAGED) return true;
+    (void)cli_usage("--cache: '%s' given; --tier keeps blocks, paged[:BLOCK] wanted", o->cache);
+    return false;
 }
 
 /* What the engine is to be asked for. */
@@ -170,7 +184,7 @@ int generate_options_take(generate_options *out, int argc, char **argv) {
     if (o.perplexity && o.steps == 1)
         return cli_usage("--steps: 1 given, 2 or more tokens wanted by --perplexity: BOS and one "
                          "that follows");
-    if (!check_parallel(&o)) return CLI_USAGE;
+    if (!check_parallel(&o) || !check_tiers(&o)) return CLI_USAGE;
     set_engine(&o);
     *out = o;
     return CLI_DONE;

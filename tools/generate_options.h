@@ -8,6 +8,7 @@
 
 #include "cache_kind.h"
 #include "generate/transformer.h"
+#include "tier_option.h"
 
 /** The command line. Texts are borrowed from it. */
 typedef struct generate_options {
@@ -18,6 +19,7 @@ typedef struct generate_options {
     int64_t speculate, seed;
     int64_t parallel; /**< 1: not given, one text */
     double temperature, top_p;
+    tier_options tiers;         /**< below the blocks of a paged cache */
     const char *cache;          /**< its kind in the user's words, for the figures */
     cache_kind kind;            /**< the same */
     transformer_options engine; /**< but for max_positions, which depends on the model */

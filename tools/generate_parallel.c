@@ -79,7 +79,8 @@ static void print_sharing(const session *s) {
 }
 
 static void print_figures(const session *s, int64_t computed) {
-    const int64_t continued = computed - (s->done < s->prompt_count ? s->done : s->prompt_count);
+    const int64_t in_prompt = s->done < s->prompt_count ? s->done : s->prompt_count;
+    const int64_t continued = computed - (in_prompt - s->ready);
     session_print_speed("prompt", computed - continued, s->prompt_ns);
     (void)fputc('\n', stderr);
     if (continued > 0) {
@@ -96,6 +97,7 @@ int session_continue_parallel(session *s) {
     int64_t computed = 0;
     const parallel_generation wanted = {.prompt = s->prompt,
                                         .prompt_count = s->prompt_count,
+                                        .ready = s->ready,
                                         .steps = s->steps,
                                         .text = keep_text,
                                         .forward_begins = forward_begins,

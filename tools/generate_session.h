@@ -5,6 +5,7 @@
 
 #include "generate/generate.h"
 #include "generate_options.h"
+#include "generate_tiers.h"
 #include "stats.h"
 
 /** All that a run takes. Zeroed, it can be ended. */
@@ -16,6 +17,9 @@ typedef struct session {
     int64_t prompt_count, steps;
     kvc_pool *pool;
     transformer transformer;
+    generate_tiers *tiers; /**< below the cache's blocks; NULL: none */
+    int64_t ready;         /**< positions that came from there */
+    int32_t *ids; /**< [steps] tokens of the positions in the cache, when a text has ended */
     sampler samplers[TRANSFORMER_MOST]; /**< [wanted->parallel] in use */
     bool shares_terminal;               /**< text and progress would mix */
     int64_t done;                       /**< positions computed */

@@ -33,6 +33,10 @@ static bool check(const transformer *t, const generation *wanted, failure *error
                            "%lld tokens and %lld steps given, 1 to the model's context of %lld "
                            "wanted",
                            (long long)wanted->prompt_count, (long long)wanted->steps, context);
+    if (wanted->ready < 0 || wanted->ready >= least(wanted->prompt_count, wanted->steps))
+        return failure_set(error,
+                           "%lld positions ready given, fewer than the prompt and the steps wanted",
+                           (long long)wanted->ready);
     if (wanted->speculate < 0 || wanted->speculate >= TRANSFORMER_MOST)
         return failure_set(error, "%lld tokens to guess given, 0 to %d wanted",
                            (long long)wanted->speculate, TRANSFORMER_MOST - 1);
@@ -49,11 +53,11 @@ static bool forward(writer *w, int64_t at, int64_t n, int64_t told, failure *err
     return true;
 }
 
-/* Computes the prompt, or the part of it that the steps allow. */
+/* Computes what is not ready of the prompt, or the part of it that the steps allow. */
 static bool forward_prompt(writer *w, failure *error) {
     const int64_t count = least(w->wanted->prompt_count, w->wanted->steps);
     memcpy(w->ids, w->wanted->prompt, (size_t)count * sizeof *w->ids);
-    for (int64_t at = 0, n; at < count; at += n) {
+    for (int64_t at = w->wanted->ready, n; at < count; at += n) {
         n = least(count - at, TRANSFORMER_MOST);
         if (!forward(w, at, n, 1, error)) return false;
     }
@@ -122,9 +126,9 @@ bool generate(transformer *t, const tokenizer *tokens, sampler *s, const generat
                 .wanted = wanted,
                 .figures = figures,
                 .text = {.tokens = tokens, .previous = wanted->prompt[0]},
-                .ids = calloc((size_t)wanted->steps, sizeof *w.ids)};
+                .ids = wanted->ids ? wanted->ids : calloc((size_t)wanted->steps, sizeof *w.ids)};
     if (!w.ids) return failure_set(error, "no memory for %lld tokens", (long long)wanted->steps);
     const bool done = write_text(&w, error);
-    free(w.ids);
+    if (!wanted->ids) free(w.ids);
     return done;
 }

@@ -23,8 +23,11 @@ typedef struct generation_figures {
 typedef struct generation {
     const int32_t *prompt; /**< [prompt_count] BOS, then the tokens of the text; borrowed */
     int64_t prompt_count;  /**< 1 to the model's seq_len */
-    int64_t steps;         /**< positions to compute, those of the prompt included */
-    int64_t speculate;     /**< tokens to guess ahead, 0 to TRANSFORMER_MOST - 1 */
+    int64_t ready;     /**< of its positions: in the cache already, before prompt_count and steps */
+    int64_t steps;     /**< positions to compute, those of the prompt included */
+    int64_t speculate; /**< tokens to guess ahead, 0 to TRANSFORMER_MOST - 1 */
+    int32_t *ids;      /**< [steps] receives the tokens of the positions in the cache at the end;
+                            NULL: nobody wants them */
     /** Takes each span of the text; false ends the generation, with a sentence in *error. */
     bool (*text)(void *context, span text, failure *error);
     /** Called around each forward, with the positions in the cache before and after it, wrong
@@ -46,7 +49,7 @@ typedef struct generation {
  * the text is the same, at any temperature, as far as the logits are: their last bits can differ
  * (transformer_forward), and tokens that are this close may change places. In a cache of f16 or
  * bf16 the last bits of a key or value may round to its neighbour, which is seen more often.
- * @param t        with an empty cache
+ * @param t        whose cache has the positions that are ready, and no others
  * @param tokens   of as many tokens as the model
  * @param s        as tokens
  * @param figures  written, on failure with what was done so far

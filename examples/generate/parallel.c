@@ -33,7 +33,8 @@ static void end(writers *w, int64_t rows, int64_t positions) {
     if (w->wanted->forward_ended) w->wanted->forward_ended(w->wanted->context, w->done);
 }
 
-/* Computes the prompt, or the part of it that the steps allow, and gives its text to all. */
+/* Computes what is not ready of the prompt, or the part of it that the steps allow, and gives the
+ * prompt's text to all. */
 static bool share_prompt(writers *w, failure *error) {
     const parallel_generation *wanted = w->wanted;
     const int64_t count = least(wanted->prompt_count, wanted->steps);
@@ -84,7 +85,7 @@ static bool continue_texts(writers *w, failure *error) {
 bool generate_parallel(transformer *t, const tokenizer *tokens, sampler *samplers,
                        const parallel_generation *wanted, int64_t *computed, failure *error) {
     const long long context = t->model->seq_len;
-    writers w = {.t = t, .samplers = samplers, .wanted = wanted};
+    writers w = {.t = t, .samplers = samplers, .wanted = wanted, .done = wanted->ready};
     *computed = 0;
     if (wanted->prompt_count < 1 || wanted->prompt_count > context || wanted->steps < 1 ||
         wanted->steps > context)

@@ -15,7 +15,8 @@
 typedef struct parallel_generation {
     const int32_t *prompt; /**< [prompt_count] BOS, then the tokens of the text; borrowed */
     int64_t prompt_count;  /**< 1 to the model's seq_len */
-    int64_t steps;         /**< positions of each sequence, those of the prompt included */
+    int64_t ready; /**< of its positions: in the cache already, before prompt_count and steps */
+    int64_t steps; /**< positions of each sequence, those of the prompt included */
     /** Takes each span of the text of a sequence; false ends the generation, with a sentence. */
     bool (*text)(void *context, int64_t sequence, span text, failure *error);
     /** Called around each forward, with the positions of the longest sequence before and after it;
@@ -29,7 +30,7 @@ typedef struct parallel_generation {
  * each with its sampler until it gives BOS or `steps` positions are computed. The text of a
  * sequence is what generate (generate.h) gives with its sampler alone, as far as the logits are:
  * their last bits can differ.
- * @param t         with an empty cache
+ * @param t         whose first sequence has the positions that are ready; nothing else is there
  * @param samplers  [sequences]
  * @param computed  receives the positions that forwards computed, all sequences together */
 bool generate_parallel(transformer *t, const tokenizer *tokens, sampler *samplers,

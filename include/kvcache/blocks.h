@@ -109,6 +109,10 @@ KVC_API KVC_MUST_USE kvc_status kvc_blocks_new(kvc_blocks **out, kvc_pool *pool,
  * of blocks that are still held goes with the pool, but for what views keep. NULL is allowed. */
 KVC_API void kvc_blocks_free(kvc_blocks *blocks);
 
+/** Returns the pool where slabs come from; NULL when blocks is NULL. O(1).
+ * @lifetime as long as the blocks */
+KVC_API kvc_pool *kvc_blocks_pool(const kvc_blocks *blocks);
+
 /** Takes n blocks, each with one reference: O(n), and a request to the buffer pool where the slabs
  * at hand have too few. At the limit, blocks that only the prefix tree holds are evicted for it.
  * Contents undefined. Whom the buffer pool asks under pressure may release blocks, not take some.

@@ -107,6 +107,10 @@ KVC_API KVC_MUST_USE kvc_status kvc_prefix_new(kvc_prefix **out, kvc_blocks *blo
  * other thread may be inside a call on the tree; on its blocks they may. NULL is allowed. */
 KVC_API void kvc_prefix_free(kvc_prefix *tree);
 
+/** Returns the pool of blocks that it is over; NULL when tree is NULL. O(1).
+ * @lifetime as long as the tree */
+KVC_API kvc_blocks *kvc_prefix_blocks(const kvc_prefix *tree);
+
 /** Finds the longest stored prefix of a sequence: O(blocks found), each compared token by token.
  * An engine that wants logits of the last token gives all tokens but that one.
  * @param space   NULL for the namespace whose fields are all empty

@@ -169,6 +169,10 @@ void kvc_blocks_free(kvc_blocks *blocks) {
     if (blocks) kvc__blocks_drop_hold(blocks);
 }
 
+kvc_pool *kvc_blocks_pool(const kvc_blocks *blocks) {
+    return blocks ? blocks->pool : NULL;
+}
+
 kvc_status kvc__blocks_given(const kvc_blocks *blocks) {
     if (blocks) return KVC_OK;
     return kvc__fail(KVC_E_INVALID, "blocks: NULL given, a pool of blocks wanted");

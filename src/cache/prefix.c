@@ -51,6 +51,10 @@ kvc_status kvc_prefix_new(kvc_prefix **out, kvc_blocks *blocks) {
     return status;
 }
 
+kvc_blocks *kvc_prefix_blocks(const kvc_prefix *tree) {
+    return tree ? tree->blocks : NULL;
+}
+
 void kvc_prefix_free(kvc_prefix *tree) {
     if (!tree) return;
     kvc_blocks *blocks = tree->blocks;

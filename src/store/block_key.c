@@ -19,6 +19,7 @@ enum {
     TOKENS = 8,
     ROPE = 9,
     LAYER = 10,
+    PACKING = 11,
 };
 
 /* A SHA-256 in the making; once a step fails, so do all that follow. */
@@ -77,6 +78,15 @@ static kvc_status check_bytes(const char *name, kvc_bytes field) {
     return kvc__fail(KVC_E_INVALID, "%s: %zu bytes given without data", name, field.size_bytes);
 }
 
+/* A layer whose rows are packed has a field more. */
+static void add_layer(hash *h, const kvc_layer_spec *spec) {
+    const int64_t numbers[] = {spec->kv_heads, spec->key_dim,
+                               spec->value_dim ? spec->value_dim : spec->key_dim, spec->dtype};
+    const int64_t packing[] = {spec->kv_bits, spec->kv_group, spec->rotated};
+    add_numbers(h, LAYER, numbers, 4);
+    if (spec->kv_bits) add_numbers(h, PACKING, packing, 3);
+}
+
 kvc_status kvc_block_fingerprint(uint8_t *out, kvc_bytes model, kvc_bytes rope,
                                  const kvc_blocks_desc *desc) {
     kvc_blocks_desc full;
@@ -95,12 +105,8 @@ kvc_status kvc_block_fingerprint(uint8_t *out, kvc_bytes model, kvc_bytes rope,
     add_field(&h, MODEL, model.data, model.size_bytes);
     add_field(&h, ROPE, rope.data, rope.size_bytes);
     add_numbers(&h, POSITIONS, &positions, 1);
-    for (int64_t i = 0; i < full.layers; i++) {
-        const kvc_layer_spec *spec = &full.specs[full.spec_count == 1 ? 0 : i];
-        const int64_t numbers[] = {spec->kv_heads, spec->key_dim,
-                                   spec->value_dim ? spec->value_dim : spec->key_dim, spec->dtype};
-        add_numbers(&h, LAYER, numbers, 4);
-    }
+    for (int64_t i = 0; i < full.layers; i++)
+        add_layer(&h, &full.specs[full.spec_count == 1 ? 0 : i]);
     const kvc_status status = end(&h, out);
     hash_deinit(&h);
     return status;

@@ -172,23 +172,25 @@ void kvc__disk_count(kvc__disk *disk, int64_t bytes) {
     (void)pthread_mutex_unlock(&disk->mutex);
 }
 
-/* Removes a file, if nobody has used it since; returns its bytes, once for all who try. */
-static uint64_t evict_entry(kvc__disk *disk, const kvc__disk_entry *entry) {
+/* Removes a file, if nobody has used it since, or whether or not; returns its bytes, once for all
+ * who try. */
+static uint64_t evict_entry(kvc__disk *disk, const kvc__disk_entry *entry, bool used_too) {
     struct stat about;
     const kvc__disk_path path = kvc__disk_path_of(entry->key);
     if (fstatat(disk->root, path.text, &about, AT_SYMLINK_NOFOLLOW) != 0) return 0;
-    if (used_ns_of(&about) != entry->used_ns) return 0;
+    if (!used_too && used_ns_of(&about) != entry->used_ns) return 0;
     if (kvc__disk_call.unlinkat(disk->root, path.text, 0) != 0) return 0;
     disk->pending -= about.st_size;
     return (uint64_t)about.st_size;
 }
 
-/* Evicts the oldest; 0 when there is none, even after a few scans for all of an eviction: others
- * may use all that was found before it is tried. */
+/* Evicts the oldest; 0 when there is none, even after a few scans for all of an eviction. A process
+ * that is kept from the CPU after a scan may find that others used or evicted all that it had
+ * found: from the second scan on it takes what is still there. */
 static uint64_t evict_oldest(kvc__disk *disk, int *scans) {
     for (;;) {
         while (disk->next < disk->count) {
-            const uint64_t bytes = evict_entry(disk, &disk->entries[disk->next++]);
+            const uint64_t bytes = evict_entry(disk, &disk->entries[disk->next++], *scans > 1);
             if (bytes) return bytes;
         }
         if (*scans == MOST_SCANS) return 0;

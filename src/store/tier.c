@@ -117,11 +117,13 @@ static kvc_tier_fault fault_of(const kvc_tier_value *value) {
 static void ask(worker *self, kvc_tier_op op, kvc_tier_item *items, int64_t count) {
     kvc_tier_value values[MOST_VALUES];
     const kvc_tier_backend *backend = &self->tier->backend;
-    for (int64_t i = 0; i < count; i++)
-        values[i] = (kvc_tier_value){.key = items[i].key,
-                                     .header = self->headers[i],
-                                     .payload = items[i].data,
-                                     .payload_bytes = items[i].size_bytes};
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = (kvc_tier_value){.key = items[i].key};
+        if (op == KVC_TIER_EXISTS) continue; /* whatever its buffer is, a backend sees none */
+        values[i].header = self->headers[i];
+        values[i].payload = items[i].data;
+        values[i].payload_bytes = items[i].size_bytes;
+    }
     switch (op) {
     case KVC_TIER_EXISTS:
         backend->exists_many(backend->context, self->number, values, count);

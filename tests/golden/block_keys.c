@@ -38,19 +38,22 @@ static int keys(int count, char **words) {
     return 0;
 }
 
-/* fingerprint MODEL ROPE POSITIONS (KV_HEADS KEY_DIM VALUE_DIM DTYPE)… */
+/* fingerprint MODEL ROPE POSITIONS (KV_HEADS KEY_DIM VALUE_DIM DTYPE BITS GROUP ROTATED)… */
 static int fingerprint(int count, char **words) {
     uint8_t out[KVC_BLOCK_KEY_BYTES];
     kvc_layer_spec specs[16] = {{0}};
     kvc_blocks_desc desc = {.struct_size = sizeof desc, .specs = specs};
     desc.positions = strtoll(words[2], NULL, 10);
-    desc.layers = desc.spec_count = (count - 3) / 4;
+    desc.layers = desc.spec_count = (count - 3) / 7;
     for (int64_t i = 0; i < desc.layers; i++) {
-        char **word = words + 3 + 4 * i;
+        char **word = words + 3 + 7 * i;
         specs[i] = (kvc_layer_spec){.kv_heads = strtoll(word[0], NULL, 10),
                                     .key_dim = strtoll(word[1], NULL, 10),
                                     .value_dim = strtoll(word[2], NULL, 10),
-                                    .dtype = (kvc_dtype)strtol(word[3], NULL, 10)};
+                                    .dtype = (kvc_dtype)strtol(word[3], NULL, 10),
+                                    .kv_bits = (int)strtol(word[4], NULL, 10),
+                                    .kv_group = (int)strtol(word[5], NULL, 10),
+                                    .rotated = word[6][0] == '1'};
     }
     if (kvc_block_fingerprint(out, unhex(words[0]), unhex(words[1]), &desc)) return 1;
     print(out);

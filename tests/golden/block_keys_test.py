@@ -14,7 +14,8 @@ from pathlib import Path
 
 PROGRAM, DOCUMENT = sys.argv[1:3]
 
-FORMAT, TENANT, ADAPTER, MODEL, FINGERPRINT, POSITIONS, PARENT, TOKENS, ROPE, LAYER = range(1, 11)
+FORMAT, TENANT, ADAPTER, MODEL, FINGERPRINT, POSITIONS, PARENT, TOKENS, ROPE, LAYER, \
+    PACKING = range(1, 12)
 
 
 def digest(*fields):
@@ -23,10 +24,16 @@ def digest(*fields):
         b"".join(struct.pack("<BQ", tag, len(data)) + data for tag, data in fields)).digest()
 
 
+def layer_fields(heads, key_dim, value_dim, dtype, bits=0, group=0, rotated=0):
+    yield LAYER, struct.pack("<4q", heads, key_dim, value_dim, dtype)
+    if bits:
+        yield PACKING, struct.pack("<3q", bits, group, rotated)
+
+
 def fingerprint(model, rope, positions, layers):
     return digest((FORMAT, b"kvcache/fingerprint/1"), (MODEL, model), (ROPE, rope),
                   (POSITIONS, struct.pack("<q", positions)),
-                  *((LAYER, struct.pack("<4q", *layer)) for layer in layers))
+                  *(field for layer in layers for field in layer_fields(*layer)))
 
 
 def keys(space, print_, positions, tokens):
@@ -71,7 +78,8 @@ class BlockKeys(unittest.TestCase):
         for layers in 1, 2, 9:
             model, rope = self.some_bytes(), self.some_bytes()
             specs = [(self.random.randrange(1, 64), self.random.randrange(1, 512),
-                      self.random.randrange(1, 512), self.random.randrange(1, 4))
+                      self.random.randrange(1, 512), self.random.randrange(1, 4),
+                      *self.random.choice([(0, 0, 0), (4, 32, 0), (8, 128, 1)]))
                      for _ in range(layers)]
             expected = fingerprint(model, rope, 48, specs).hex()
             got = run("fingerprint", model.hex(), rope.hex(), 48, *(n for s in specs for n in s))
@@ -80,7 +88,9 @@ class BlockKeys(unittest.TestCase):
     def test_the_document_s_vectors_are_right(self):
         found = re.findall(r"\b[0-9a-f]{64}\b", Path(DOCUMENT).read_text(encoding="utf-8"))
         print_ = fingerprint(b"tiny", b"theta=10000", 16, [(2, 64, 64, 3)])
-        vectors = [print_, *keys((b"alice", b"", b""), print_, 16, range(32)),
+        packed = fingerprint(b"tiny", b"theta=10000", 16, [(2, 64, 64, 3, 4, 32)])
+        rotated = fingerprint(b"tiny", b"theta=10000", 16, [(2, 64, 64, 3, 4, 32, 1)])
+        vectors = [print_, packed, rotated, *keys((b"alice", b"", b""), print_, 16, range(32)),
                    *keys((b"", b"alice", b""), print_, 16, range(16))]
         for vector in vectors:
             self.assertIn(vector.hex(), found)

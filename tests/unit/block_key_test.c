@@ -92,7 +92,7 @@ static void block_key__what_makes_no_sense_is_refused(void **state) {
 }
 
 static void block_key__a_fingerprint_depends_on_each_field(void **state) {
-    uint8_t all[9][KVC_BLOCK_KEY_BYTES];
+    uint8_t all[13][KVC_BLOCK_KEY_BYTES];
     kvc_layer_spec specs[2] = {{.kv_heads = 2, .key_dim = 64, .dtype = KVC_BF16},
                                {.kv_heads = 2, .key_dim = 64, .dtype = KVC_BF16}};
     kvc_blocks_desc desc = {
@@ -113,6 +113,15 @@ static void block_key__a_fingerprint_depends_on_each_field(void **state) {
     specs[1].value_dim = 32;
     assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));
     specs[1].key_dim = 32;
+    assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));
+    specs[1].kv_bits = 4; /* packed and plain blocks never share a key */
+    specs[1].kv_group = 32;
+    assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));
+    specs[1].kv_bits = 8;
+    assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));
+    specs[1].rotated = true;
+    assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));
+    specs[1].kv_group = 64;
     assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));
     desc.layers = desc.spec_count = 1;
     assert_ok(kvc_block_fingerprint(all[n++], model, rope, &desc));

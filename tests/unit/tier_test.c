@@ -42,6 +42,7 @@ static void each(memory *m, int worker, kvc_tier_value *values, int64_t count, k
         kvc_tier_value *value = &values[i];
         const int slot = value->key[0] % SLOTS;
         value->result = m->is_there[slot] || op == KVC_TIER_PUT ? KVC_TIER_HIT : KVC_TIER_MISS;
+        assert_true(op != KVC_TIER_EXISTS || (!value->header && !value->payload));
         if (m->fault) value->result = KVC_TIER_FAULT;
         value->fault = m->fault;
         if (value->result != KVC_TIER_HIT || op == KVC_TIER_EXISTS) continue;

@@ -1,0 +1,36 @@
+/* In the place of tiers, where the program is built without libkvcache-store: none is ever wanted,
+ * as the option is refused. */
+#include "cli.h"
+#include "generate_tiers.h"
+#include "tier_option.h"
+
+bool tier_option_take(tier_options *out, const char *text) {
+    (void)out;
+    (void)text;
+    (void)cli_usage("--tier: given to a program that was built without libkvcache-store");
+    return false;
+}
+
+int generate_tiers_open(struct session *s) {
+    (void)s;
+    return CLI_DONE;
+}
+
+int generate_tiers_restore(struct session *s) {
+    (void)s;
+    return CLI_DONE;
+}
+
+void generate_tiers_publish(struct session *s, const int32_t *ids, int64_t n) {
+    (void)s;
+    (void)ids;
+    (void)n;
+}
+
+void generate_tiers_print(const struct session *s) {
+    (void)s;
+}
+
+void generate_tiers_close(struct session *s) {
+    (void)s;
+}

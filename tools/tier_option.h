@@ -1,0 +1,30 @@
+/** @file
+ * The option --tier: a store of blocks below memory, as a text: "disk:FOLDER", "redis://…". A
+ * program that was built without libkvcache-store refuses all of them (tier_none.c). */
+#ifndef KVCACHE_TOOLS_TIER_OPTION_H
+#define KVCACHE_TOOLS_TIER_OPTION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <kvcache/spill.h>
+
+/** The tiers that the command line names, in order. Texts are borrowed from it. */
+typedef struct tier_options {
+    const char *texts[KVC_SPILL_TIERS_MAX];
+    int64_t count;
+} tier_options;
+
+/** Takes one more. Nothing is opened.
+ * @return true, or false after telling what was given and what is wanted */
+bool tier_option_take(tier_options *out, const char *text);
+
+/** Returns the kind of a tier, "disk" or "redis". Its text may hold a password. Static. */
+const char *tier_option_kind(const char *text);
+
+/** Opens a tier.
+ * @param desc  fingerprint and log of it
+ * @return      CLI_DONE, or CLI_FAILED with a line */
+int tier_option_open(kvc_tier **out, const char *text, const kvc_tier_desc *desc);
+
+#endif
