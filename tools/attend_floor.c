@@ -119,7 +119,7 @@ static int list_channels(attend_floor *f, const kvc_cache *cache, int64_t layer,
 static int list_linear(attend_floor *f, const kvc_cache *cache, int64_t layer, bool is_packed,
                        const attend_sight *s) {
     planes p = {.count = 2};
-    kvc_quantized k, v;
+    kvc_quantized k = {0}, v = {0};
     const kvc_status got = is_packed ? kvc_cache_view_quantized(cache, layer, &k, &v)
                                      : kvc_cache_view(cache, layer, &p.array[0], &p.array[1]);
     if (got != KVC_OK) return cli_fail_library("cache");
@@ -136,7 +136,7 @@ static int list_linear(attend_floor *f, const kvc_cache *cache, int64_t layer, b
 static int list_block(attend_floor *f, kvc_blocks *blocks, int32_t id, int64_t layer,
                       bool is_packed, const attend_sight *s, int64_t length, int64_t first) {
     planes p = {.count = 2};
-    kvc_quantized k, v;
+    kvc_quantized k = {0}, v = {0};
     int64_t positions[KVC_BLOCK_POSITIONS_MAX];
     const kvc_status got = is_packed ? kvc_blocks_view_quantized(blocks, id, layer, &k, &v)
                                      : kvc_blocks_view(blocks, id, layer, &p.array[0], &p.array[1]);

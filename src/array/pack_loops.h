@@ -164,13 +164,14 @@ static inline void pack_some(const kvc__packing *p, const kvc__packed *to, const
     const int n = p->group, bytes = n * p->bits / 8;
     const float limit = limit_of(p->scaling);
     fits f = {.least = {0}};
-    for (int g = 0; g < count; g++) f.finite[g] = find_ends(x + g * n, n, &f.least[g], &f.most[g]);
+    for (int g = 0; g < count; g++)
+        f.finite[g] = find_ends(x + (ptrdiff_t)g * n, n, &f.least[g], &f.most[g]);
     fit(&f, p->bits);
     for (int g = 0; g < count; g++) {
         uint8_t q[KVC__GROUP_MOST];
         affine a = {f.scale[g], f.bias[g]};
         if (f.finite[g] && fabsf(a.scale) <= limit && fabsf(a.bias) <= limit) {
-            to_integers(q, x + g * n, n, a, p->bits);
+            to_integers(q, x + (ptrdiff_t)g * n, n, a, p->bits);
         } else {
             a = (affine){NAN, NAN};
             memset(q, 0, sizeof q);

@@ -217,7 +217,7 @@ typedef struct kvc__place {
 } kvc__place;
 
 /** Finds the row of a position that is held, or for which there is room. */
-kvc__place kvc__place_of(const kvc_cache *cache, const kvc__layer *layer, int plane,
+kvc__place kvc__place_of(const kvc_cache *cache, const kvc__layer *layer, int index,
                          int64_t sequence, int64_t position);
 
 /** Makes room for new positions of a layer, behind those that are there.

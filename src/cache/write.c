@@ -83,7 +83,7 @@ static void pack_pieces(const kvc__layer *layer, const kvc__packing *row, const 
                         const kvc_array *rows, int64_t h, int64_t i) {
     const int64_t dim = rows->shape[3], order = kvc__rotation_order(dim);
     const size_t scale = kvc_dtype_size_bytes(row->scaling);
-    const size_t words = (size_t)(row->group / 8 * row->bits);
+    const size_t words = (size_t)row->group / 8 * (size_t)row->bits;
     kvc__packing piece = *row;
     piece.groups = order / row->group; /* groups are powers of two as well */
     piece.dtype = KVC_F32;

@@ -223,7 +223,7 @@ static void check_packed(test_case c, int bits, int group, int64_t rows, uint64_
                           .keep = p.c.keep,
                           .scale = plan->desc.scale,
                           .causal = true,
-                          .format = {KVC_BF16, bits, group},
+                          .format = {.dtype = KVC_BF16, .bits = bits, .group = group},
                           .q = rows_in(&p.q.array),
                           .k = k.rings[0].rows,
                           .v = v.rings[0].rows,

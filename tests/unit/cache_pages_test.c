@@ -154,7 +154,7 @@ static void reserve__layers_in_lockstep_commit_the_same_at_every_step(void **sta
     static const float zeros[HEADS * DIM];
     const size_t step_bytes = (size_t)LAYERS * 2 * HEADS * DIM * 2;
     kvc_array row;
-    fixture f = {.spec = {HEADS, DIM, DIM, KVC_BF16},
+    fixture f = {.spec = {.kv_heads = HEADS, .key_dim = DIM, .value_dim = DIM, .dtype = KVC_BF16},
                  .desc = {.layers = LAYERS, .max_positions = 4096}};
     assert_ok(
         kvc_array_borrow(&row, KVC_F32, 4, (const int64_t[4]){1, HEADS, 1, DIM}, NULL, zeros));
@@ -174,7 +174,8 @@ static void reserve__layers_in_lockstep_commit_the_same_at_every_step(void **sta
 static void reserve__each_side_finds_its_own_pages_again(void **state) {
     (void)state;
     uint64_t random = 13;
-    fixture f = {.spec = {2, 64, 64, KVC_F32}, .desc = {.layers = 5, .max_positions = 4096}};
+    fixture f = {.spec = {.kv_heads = 2, .key_dim = 64, .value_dim = 64, .dtype = KVC_F32},
+                 .desc = {.layers = 5, .max_positions = 4096}};
     open_all(&f);
     for (int64_t steps = 1; steps < 300; steps += 37) {
         size_t committed = 0;
@@ -197,7 +198,8 @@ static void reserve__each_side_finds_its_own_pages_again(void **state) {
 static void reserve__many_positions_cost_one_commit_a_range(void **state) {
     (void)state;
     uint64_t random = 11;
-    fixture f = {.spec = {4, 32, 32, KVC_F16}, .desc = {.layers = 1, .max_positions = 4096}};
+    fixture f = {.spec = {.kv_heads = 4, .key_dim = 32, .value_dim = 32, .dtype = KVC_F16},
+                 .desc = {.layers = 1, .max_positions = 4096}};
     open_all(&f);
     append_both(f.cache, &f.naive, 0, 2000, &random);
     /* Two sides of four ranges; the last units are not of every range and are asked for singly. */
