@@ -11,13 +11,13 @@ import unittest
 from program import PROGRAM, ProgramTest
 
 COMMANDS = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix", "explain",
-            "generate"]
+            "generate", "inspect"]
 
 
 class Program(ProgramTest):
     def test_help_lists_the_commands(self):
         text = self.printed("--help")
-        for command in "bench", "explain", "generate":
+        for command in "bench", "explain", "generate", "inspect":
             self.assertRegex(text, rf"(?m)^  {command} +\w")
         self.assertEqual(self.printed("-h"), text)
         self.assertEqual(self.printed("help"), text)
@@ -46,8 +46,8 @@ class Program(ProgramTest):
         self.assertRegex(self.printed("--version"), r"^kvcache \d+\.\d+\.\d+\n$")
 
     def test_what_is_unknown_is_refused(self):
-        self.assert_refused(2, "", [], "no command given", "bench, explain or generate")
-        self.assert_refused(2, "", ["train"], "'train'", "bench, explain or generate")
+        self.assert_refused(2, "", [], "no command given", "bench, explain, generate or inspect")
+        self.assert_refused(2, "", ["train"], "'train'", "bench, explain, generate or inspect")
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
         self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool or prefix")
