@@ -13,6 +13,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "generate_session.h"
+#include "generate_snapshot.h"
 #include "perplexity.h"
 #include "report.h"
 #include "trace.h"
@@ -71,6 +72,9 @@ static int prepare(session *s) {
                : o->perplexity ? s->model.seq_len
                                : default_steps(s->prompt_count, s->model.seq_len);
     if (!make_engine(s, &error)) return cli_fail("%s", error.sentence);
+    if (o->save_cache && !(s->ids = calloc((size_t)s->steps, sizeof *s->ids)))
+        return cli_fail("no memory for %lld tokens", (long long)s->steps);
+    if (o->load_cache && snapshot_load(s) != CLI_DONE) return CLI_FAILED;
     return o->trace ? trace_open(o->trace, "the model's own arithmetic") : CLI_DONE;
 }
 
@@ -80,6 +84,7 @@ static void end(session *s) {
     for (int i = 0; i < TRANSFORMER_MOST; i++) sampler_deinit(&s->samplers[i]);
     transformer_deinit(&s->transformer);
     kvc_pool_free(s->pool);
+    free(s->ids);
     free(s->prompt);
     tokenizer_deinit(&s->tokens);
     checkpoint_deinit(&s->model);
@@ -115,7 +120,8 @@ static void print_times(session *s) {
     const stats_summary step = stats_summarise(&s->step_ns);
     const int64_t done = s->figures.positions;
     const int64_t in_prompt = done < s->prompt_count ? done : s->prompt_count;
-    session_print_speed("prompt", in_prompt, s->prompt_ns);
+    session_print_speed("prompt", in_prompt - s->cached, s->prompt_ns);
+    if (s->wanted->load_cache) (void)fprintf(stderr, "; %lld from a file", (long long)s->cached);
     if (done < s->prompt_count - 1)
         (void)fprintf(stderr, "; --steps ended within its %lld tokens", (long long)s->prompt_count);
     (void)fputc('\n', stderr);
@@ -192,7 +198,9 @@ void session_forward_ended(void *context, int64_t done) {
 static int continue_prompt(session *s) {
     const generation wanted = {.prompt = s->prompt,
                                .prompt_count = s->prompt_count,
+                               .cached = s->cached,
                                .steps = s->steps,
+                               .ids = s->ids,
                                .speculate = s->wanted->speculate,
                                .text = print_text,
                                .forward_begins = session_forward_begins,
@@ -248,6 +256,7 @@ int kvc_tool_generate(int argc, char **argv) {
         status = wanted.perplexity     ? measure_text(&s)
                  : wanted.parallel > 1 ? session_continue_parallel(&s)
                                        : continue_prompt(&s);
+    if (status == CLI_DONE && wanted.save_cache) status = snapshot_save(&s);
     if (status == CLI_DONE && !wanted.quiet) print_cache(&s);
     if (status == CLI_DONE) status = trace_close(stderr);
     end(&s);

@@ -40,6 +40,10 @@ static const char help[] =
     "  --kv-dtype DTYPE    of its keys and values, where packed of their scales: f32 (the\n"
     "                      default), f16 or bf16\n"
     "  --chunk N           positions by which it grows; 256 by default\n"
+    "  --save-cache FILE   write it to a file at the end, with its tokens\n"
+    "  --load-cache FILE   begin with one: what its tokens have in common with the prompt is not\n"
+    "                      computed again\n"
+    "  --map               map that file instead of reading it; wants --cache reserve\n"
     "  --strict            fail rather than take a slow path of attention\n"
     "\n"
     "The figures:\n"
@@ -60,6 +64,9 @@ enum {
     OPTION_CACHE,
     OPTION_KV_DTYPE,
     OPTION_CHUNK,
+    OPTION_SAVE_CACHE,
+    OPTION_LOAD_CACHE,
+    OPTION_MAP,
     OPTION_STRICT,
     OPTION_TRACE,
     OPTION_QUIET
@@ -78,6 +85,9 @@ static const struct option options[] = {
     {"cache", required_argument, NULL, OPTION_CACHE},
     {"kv-dtype", required_argument, NULL, OPTION_KV_DTYPE},
     {"chunk", required_argument, NULL, OPTION_CHUNK},
+    {"save-cache", required_argument, NULL, OPTION_SAVE_CACHE},
+    {"load-cache", required_argument, NULL, OPTION_LOAD_CACHE},
+    {"map", no_argument, NULL, OPTION_MAP},
     {"strict", no_argument, NULL, OPTION_STRICT},
     {"trace", required_argument, NULL, OPTION_TRACE},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -103,6 +113,9 @@ static bool take(generate_options *o, int option, const char *value) {
     case OPTION_CACHE: return take_cache(o, value);
     case OPTION_KV_DTYPE: return cli_dtype("--kv-dtype", value, &o->engine.kv_dtype);
     case OPTION_CHUNK: return cli_int64("--chunk", value, 1, 1 << 20, &o->engine.chunk);
+    case OPTION_SAVE_CACHE: o->save_cache = value; return true;
+    case OPTION_LOAD_CACHE: o->load_cache = value; return true;
+    case OPTION_MAP: o->map = true; return true;
     case OPTION_STRICT: o->engine.strict = true; return true;
     case OPTION_TRACE: o->trace = value; return true;
     case OPTION_QUIET: o->quiet = true; return true;
@@ -119,6 +132,8 @@ static const char *text_option(int option) {
     case OPTION_SEED: return "--seed";
     case OPTION_SPECULATE: return "--speculate";
     case OPTION_PARALLEL: return "--parallel";
+    case OPTION_SAVE_CACHE: return "--save-cache";
+    case OPTION_LOAD_CACHE: return "--load-cache";
     default: return NULL;
     }
 }
@@ -130,6 +145,17 @@ static bool check_parallel(const generate_options *o) {
         (void)cli_usage("--cache: '%s' given; --parallel shares blocks, paged[:BLOCK] wanted",
                         o->cache);
     return o->speculate == 0 && o->kind.growth == KVC_GROW_PAGED;
+}
+
+static bool check_files(const generate_options *o) {
+    if ((o->save_cache || o->load_cache) && o->parallel > 1)
+        (void)cli_usage("%s: given with --parallel; one of the two wanted",
+                        o->save_cache ? "--save-cache" : "--load-cache");
+    else if (o->map && !o->load_cache) (void)cli_usage("--map: a file by --load-cache wanted");
+    else if (o->map && o->kind.growth != KVC_GROW_RESERVE)
+        (void)cli_usage("--map: --cache '%s' given, reserve wanted", o->cache);
+    else return true;
+    return false;
 }
 
 /* What the engine is to be asked for. */
@@ -170,7 +196,7 @@ int generate_options_take(generate_options *out, int argc, char **argv) {
     if (o.perplexity && o.steps == 1)
         return cli_usage("--steps: 1 given, 2 or more tokens wanted by --perplexity: BOS and one "
                          "that follows");
-    if (!check_parallel(&o)) return CLI_USAGE;
+    if (!check_parallel(&o) || !check_files(&o)) return CLI_USAGE;
     set_engine(&o);
     *out = o;
     return CLI_DONE;

@@ -14,6 +14,8 @@ typedef struct session {
     tokenizer tokens;
     int32_t *prompt; /**< [prompt_count] BOS first; or the text to predict */
     int64_t prompt_count, steps;
+    int64_t cached; /**< positions of the prompt that came from a file */
+    int32_t *ids;   /**< [steps] tokens of the positions; NULL unless they are to be saved */
     kvc_pool *pool;
     transformer transformer;
     sampler samplers[TRANSFORMER_MOST]; /**< [wanted->parallel] in use */

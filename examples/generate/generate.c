@@ -33,6 +33,9 @@ static bool check(const transformer *t, const generation *wanted, failure *error
                            "%lld tokens and %lld steps given, 1 to the model's context of %lld "
                            "wanted",
                            (long long)wanted->prompt_count, (long long)wanted->steps, context);
+    if (wanted->cached < 0 || wanted->cached >= least(wanted->prompt_count, wanted->steps))
+        return failure_set(error, "%lld positions cached, fewer than the prompt's %lld wanted",
+                           (long long)wanted->cached, (long long)wanted->prompt_count);
     if (wanted->speculate < 0 || wanted->speculate >= TRANSFORMER_MOST)
         return failure_set(error, "%lld tokens to guess given, 0 to %d wanted",
                            (long long)wanted->speculate, TRANSFORMER_MOST - 1);
@@ -53,7 +56,7 @@ static bool forward(writer *w, int64_t at, int64_t n, int64_t told, failure *err
 static bool forward_prompt(writer *w, failure *error) {
     const int64_t count = least(w->wanted->prompt_count, w->wanted->steps);
     memcpy(w->ids, w->wanted->prompt, (size_t)count * sizeof *w->ids);
-    for (int64_t at = 0, n; at < count; at += n) {
+    for (int64_t at = w->wanted->cached, n; at < count; at += n) {
         n = least(count - at, TRANSFORMER_MOST);
         if (!forward(w, at, n, 1, error)) return false;
     }
@@ -125,6 +128,7 @@ bool generate(transformer *t, const tokenizer *tokens, sampler *s, const generat
                 .ids = calloc((size_t)wanted->steps, sizeof *w.ids)};
     if (!w.ids) return failure_set(error, "no memory for %lld tokens", (long long)wanted->steps);
     const bool done = write_text(&w, error);
+    if (done && wanted->ids) memcpy(wanted->ids, w.ids, (size_t)figures->positions * sizeof *w.ids);
     free(w.ids);
     return done;
 }

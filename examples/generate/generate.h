@@ -23,7 +23,10 @@ typedef struct generation_figures {
 typedef struct generation {
     const int32_t *prompt; /**< [prompt_count] BOS, then the tokens of the text; borrowed */
     int64_t prompt_count;  /**< 1 to the model's seq_len */
-    int64_t steps;         /**< positions to compute, those of the prompt included */
+    int64_t cached;        /**< positions of the prompt that the cache has already, from a file
+                                say; less than prompt_count, as the last one's logits are wanted */
+    int64_t steps;         /**< positions to have in the end, those of the prompt included */
+    int32_t *ids;          /**< receives [steps] the tokens of the positions; may be NULL */
     int64_t speculate;     /**< tokens to guess ahead, 0 to TRANSFORMER_MOST - 1 */
     /** Takes each span of the text; false ends the generation, with a sentence in *error. */
     bool (*text)(void *context, span text, failure *error);
@@ -46,7 +49,7 @@ typedef struct generation {
  * the text is the same, at any temperature, as far as the logits are: their last bits can differ
  * (transformer_forward), and tokens that are this close may change places. In a cache of f16 or
  * bf16 the last bits of a key or value may round to its neighbour, which is seen more often.
- * @param t        with an empty cache
+ * @param t        whose cache holds `cached` positions
  * @param tokens   of as many tokens as the model
  * @param s        as tokens
  * @param figures  written, on failure with what was done so far

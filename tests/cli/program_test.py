@@ -56,7 +56,7 @@ class Program(ProgramTest):
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")
             self.assert_refused(2, command, ["--help=3"], "--help: takes no value")
-        for command in COMMANDS[:-1]:
+        for command in COMMANDS[:-2]:
             self.assert_refused(2, command, ["stray"], "unexpected argument 'stray'")
             self.assert_refused(2, command, ["--json=1"], "--json: takes no value")
 
