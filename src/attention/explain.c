@@ -51,9 +51,15 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     const bool in_registers = !per_channel && ((bits == 8 && s->ops->score[KVC__OPS_Q8][0]) ||
                                                (bits == 4 && s->ops->score[KVC__OPS_Q4][0]));
     if (bits)
-        APPEND(e->reason, " of %d bits%s%s, unpacked %s", bits,
-               per_channel ? ", keys per channel" : "", plan->desc.kv_rotated ? ", rotated" : "",
-               in_registers ? "as they are read (with many rows by blocks)" : "by blocks");
+        APPEND(e->reason, " of %d bits%s%s, %s", bits, per_channel ? ", keys per channel" : "",
+               plan->desc.kv_rotated ? ", rotated" : "",
+               !in_registers ? "unpacked by blocks"
+               : bits == 8   ? "multiplied as integers, queries and weights rounded to 16 bits "
+                               "(with many rows unpacked by blocks)"
+                             : "multiplied as integers, queries and weights rounded to 8 bits "
+                               "(with many rows unpacked by blocks)");
+    if (job->map.tables) APPEND(e->reason, ", through block tables");
+    if (job->map.rings) APPEND(e->reason, ", in rings");
     if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
     if (plan->desc.softcap > 0)
         APPEND(e->reason, ", scores capped to %g", (double)plan->desc.softcap);
@@ -65,11 +71,10 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     if (*choice->limit) APPEND(e->reason, "; %s", choice->limit);
     if (*choice->remedy) WRITE(e->remedy, "%s", choice->remedy);
     else if (per_channel)
-        WRITE(e->remedy,
-              "keep keys per position%s: 4 and 8 bits are then unpacked as they are read",
+        WRITE(e->remedy, "keep keys per position%s: 4 and 8 bits are then multiplied as they lie",
               plan->desc.kv_rotated ? "" : ", rotated");
     else if (bits && bits != 8 && bits != 4)
-        WRITE(e->remedy, "pack 4 or 8 bits: these are unpacked as they are read");
+        WRITE(e->remedy, "pack 4 or 8 bits: these are multiplied as they lie");
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
 }
 

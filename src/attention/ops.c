@@ -1,13 +1,35 @@
 #include "attention/ops.h"
 
 #include <pthread.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+/* AVX-512 has no loops of its own for packed rows: those of AVX2 serve, whose units are shorter. */
+static void take_packed(kvc__ops *out) {
+    kvc__ops other;
+    kvc__ops_avx2(&other);
+    out->scaling = other.scaling;
+    for (int slot = KVC__OPS_Q8; slot < KVC__OPS_SLOTS; slot++) {
+        out->prepare[slot] = other.prepare[slot];
+        memcpy(out->score[slot], other.score[slot], sizeof out->score[slot]);
+        memcpy(out->weigh[slot], other.weigh[slot], sizeof out->weigh[slot]);
+        for (int i = 0; i < out->unit; i++)
+            out->place[slot][i] =
+                (uint8_t)(i / other.unit * other.unit + other.place[slot][i % other.unit]);
+    }
+}
+#endif
 
 void kvc__ops_fill(kvc__ops *out, kvc__isa isa) {
     switch (isa) {
 #if defined(__x86_64__)
     case KVC__ISA_AVX2: kvc__ops_avx2(out); return;
-    case KVC__ISA_AVX512: kvc__ops_avx512(out); return;
-    case KVC__ISA_AVX512_BF16: kvc__ops_avx512bf16(out); return;
+    case KVC__ISA_AVX512:
+    case KVC__ISA_AVX512_BF16:
+        if (isa == KVC__ISA_AVX512) kvc__ops_avx512(out);
+        else kvc__ops_avx512bf16(out);
+        take_packed(out);
+        return;
 #elif defined(__aarch64__)
     case KVC__ISA_NEON: kvc__ops_neon(out); return;
     case KVC__ISA_NEON_BF16: kvc__ops_neon_bf16(out); return;

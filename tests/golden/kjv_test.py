@@ -2,8 +2,10 @@
 
     kjv_test.py PROGRAM FOLDER
 
-FOLDER holds model.bin and tokenizer.bin; without them this is skipped (exit status 77)."""
+FOLDER holds model.bin and tokenizer.bin; without them this is skipped (exit status 77). With
+KVC_TEST_QUICK in the environment, perplexities of tens of thousands of tokens are."""
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 FOLDER = Path(sys.argv.pop(2) if len(sys.argv) > 2 else "models/kjv")
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/kvcache"
 CONTEXT = 1024
+whole_texts = unittest.skipIf(os.environ.get("KVC_TEST_QUICK"), "KVC_TEST_QUICK: no long texts")
 
 
 def generate(*options):
@@ -50,6 +53,7 @@ class ShippedModel(unittest.TestCase):
             for count in "1", "5", "20":
                 self.assertEqual(generate(*options, "--speculate", count), wanted)
 
+    @whole_texts
     def test_the_perplexity_is_that_of_the_recipe(self):
         """README.md has what PyTorch says: 2.5093 nats over 19,941 tokens, 1,023 at a time."""
         line = generate("--perplexity", str(FOLDER / "heldout.txt"))
@@ -68,6 +72,7 @@ class ShippedModel(unittest.TestCase):
         for value in values[1:]:
             self.assertLess(abs(value / values[0] - 1), 1e-4, told)
 
+    @whole_texts
     def test_packed_caches_predict_nearly_as_well(self):
         """The bars: eight bits within 0.1 % of f32, four within 2 %, over more than 10,000 tokens.
         Each window of 64 forwards packs and reads what it has just appended."""

@@ -326,8 +326,9 @@ static void quantized__explain_says_how_rows_are_unpacked(void **state) {
         const kvc__ops *ops = kvc__ops_best();
         const bool in_registers = (widths[b] == 8 && ops->score[KVC__OPS_Q8][0]) ||
                                   (widths[b] == 4 && ops->score[KVC__OPS_Q4][0]);
-        assert_non_null(strstr(e.reason, in_registers ? "as they are read" : "by blocks"));
-        assert_true(in_registers == !!strstr(e.reason, "as they are read"));
+        assert_non_null(
+            strstr(e.reason, in_registers ? "multiplied as integers" : "unpacked by blocks"));
+        assert_true(in_registers == !!strstr(e.reason, "as integers"));
         kvc_attention_free(plan);
     }
 }
