@@ -6,6 +6,7 @@
 int kvc_tool_bench(int argc, char **argv);
 int kvc_tool_explain(int argc, char **argv);
 int kvc_tool_generate(int argc, char **argv);
+int kvc_tool_inspect(int argc, char **argv);
 
 /* Of bench. */
 int kvc_tool_bench_append(int argc, char **argv);

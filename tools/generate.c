@@ -13,6 +13,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "generate_session.h"
+#include "generate_snapshot.h"
 #include "perplexity.h"
 #include "report.h"
 #include "trace.h"
@@ -71,6 +72,10 @@ static int prepare(session *s) {
                : o->perplexity ? s->model.seq_len
                                : default_steps(s->prompt_count, s->model.seq_len);
     if (!make_engine(s, &error)) return cli_fail("%s", error.sentence);
+    if ((o->save_cache || o->tiers.count > 0) &&
+        !(s->ids = calloc((size_t)s->steps, sizeof *s->ids)))
+        return cli_fail("no memory for %lld tokens", (long long)s->steps);
+    if (o->load_cache && snapshot_load(s) != CLI_DONE) return CLI_FAILED;
     const int status = generate_tiers_open(s);
     if (status != CLI_DONE) return status;
     return o->trace ? trace_open(o->trace, "the model's own arithmetic") : CLI_DONE;
@@ -120,6 +125,7 @@ static void print_times(session *s) {
     const int64_t done = s->figures.positions;
     const int64_t in_prompt = done < s->prompt_count ? done : s->prompt_count;
     session_print_speed("prompt", in_prompt - s->ready, s->prompt_ns);
+    if (s->wanted->load_cache) (void)fprintf(stderr, "; %lld from a file", (long long)s->ready);
     if (done < s->prompt_count - 1)
         (void)fprintf(stderr, "; --steps ended within its %lld tokens", (long long)s->prompt_count);
     (void)fputc('\n', stderr);
@@ -257,6 +263,7 @@ int kvc_tool_generate(int argc, char **argv) {
         status = wanted.perplexity     ? measure_text(&s)
                  : wanted.parallel > 1 ? session_continue_parallel(&s)
                                        : continue_prompt(&s);
+    if (status == CLI_DONE && wanted.save_cache) status = snapshot_save(&s);
     if (status == CLI_DONE && !wanted.quiet) {
         print_cache(&s);
         generate_tiers_print(&s);

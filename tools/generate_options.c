@@ -44,6 +44,10 @@ static const char help[] =
     "keep\n"
     "                      those of the text: disk:FOLDER, or redis://HOST[:PORT]; may be given\n"
     "                      several times, the nearest first; wants --cache paged\n"
+    "  --save-cache FILE   write it to a file at the end, with its tokens\n"
+    "  --load-cache FILE   begin with one: what its tokens have in common with the prompt is not\n"
+    "                      computed again\n"
+    "  --map               map that file instead of reading it; wants --cache reserve\n"
     "  --strict            fail rather than take a slow path of attention\n"
     "\n"
     "The figures:\n"
@@ -65,6 +69,9 @@ enum {
     OPTION_KV_DTYPE,
     OPTION_CHUNK,
     OPTION_TIER,
+    OPTION_SAVE_CACHE,
+    OPTION_LOAD_CACHE,
+    OPTION_MAP,
     OPTION_STRICT,
     OPTION_TRACE,
     OPTION_QUIET
@@ -84,6 +91,9 @@ static const struct option options[] = {
     {"kv-dtype", required_argument, NULL, OPTION_KV_DTYPE},
     {"chunk", required_argument, NULL, OPTION_CHUNK},
     {"tier", required_argument, NULL, OPTION_TIER},
+    {"save-cache", required_argument, NULL, OPTION_SAVE_CACHE},
+    {"load-cache", required_argument, NULL, OPTION_LOAD_CACHE},
+    {"map", no_argument, NULL, OPTION_MAP},
     {"strict", no_argument, NULL, OPTION_STRICT},
     {"trace", required_argument, NULL, OPTION_TRACE},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -110,6 +120,9 @@ static bool take(generate_options *o, int option, const char *value) {
     case OPTION_KV_DTYPE: return cli_dtype("--kv-dtype", value, &o->engine.kv_dtype);
     case OPTION_CHUNK: return cli_int64("--chunk", value, 1, 1 << 20, &o->engine.chunk);
     case OPTION_TIER: return tier_option_take(&o->tiers, value);
+    case OPTION_SAVE_CACHE: o->save_cache = value; return true;
+    case OPTION_LOAD_CACHE: o->load_cache = value; return true;
+    case OPTION_MAP: o->map = true; return true;
     case OPTION_STRICT: o->engine.strict = true; return true;
     case OPTION_TRACE: o->trace = value; return true;
     case OPTION_QUIET: o->quiet = true; return true;
@@ -127,6 +140,8 @@ static const char *text_option(int option) {
     case OPTION_SPECULATE: return "--speculate";
     case OPTION_PARALLEL: return "--parallel";
     case OPTION_TIER: return "--tier";
+    case OPTION_SAVE_CACHE: return "--save-cache";
+    case OPTION_LOAD_CACHE: return "--load-cache";
     default: return NULL;
     }
 }
@@ -143,6 +158,19 @@ static bool check_parallel(const generate_options *o) {
 static bool check_tiers(const generate_options *o) {
     if (o->tiers.count == 0 || o->kind.growth == KVC_GROW_PAGED) return true;
     (void)cli_usage("--cache: '%s' given; --tier keeps blocks, paged[:BLOCK] wanted", o->cache);
+    return false;
+}
+
+static bool check_files(const generate_options *o) {
+    if ((o->save_cache || o->load_cache) && o->parallel > 1)
+        (void)cli_usage("%s: given with --parallel; one of the two wanted",
+                        o->save_cache ? "--save-cache" : "--load-cache");
+    else if (o->load_cache && o->tiers.count > 0)
+        (void)cli_usage("--tier: given with --load-cache; one of the two wanted");
+    else if (o->map && !o->load_cache) (void)cli_usage("--map: a file by --load-cache wanted");
+    else if (o->map && o->kind.growth != KVC_GROW_RESERVE)
+        (void)cli_usage("--map: --cache '%s' given, reserve wanted", o->cache);
+    else return true;
     return false;
 }
 
@@ -184,7 +212,7 @@ int generate_options_take(generate_options *out, int argc, char **argv) {
     if (o.perplexity && o.steps == 1)
         return cli_usage("--steps: 1 given, 2 or more tokens wanted by --perplexity: BOS and one "
                          "that follows");
-    if (!check_parallel(&o) || !check_tiers(&o)) return CLI_USAGE;
+    if (!check_parallel(&o) || !check_tiers(&o) || !check_files(&o)) return CLI_USAGE;
     set_engine(&o);
     *out = o;
     return CLI_DONE;

@@ -15,7 +15,9 @@ typedef struct generate_options {
     const char *model, *tokenizer, *prompt;
     const char *perplexity; /**< the text to measure; NULL: a text is written */
     const char *trace;
-    int64_t steps; /**< 0: not given */
+    const char *save_cache, *load_cache; /**< NULL: not given */
+    bool map;                            /**< load_cache is mapped */
+    int64_t steps;                       /**< 0: not given */
     int64_t speculate, seed;
     int64_t parallel; /**< 1: not given, one text */
     double temperature, top_p;

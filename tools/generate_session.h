@@ -18,8 +18,9 @@ typedef struct session {
     kvc_pool *pool;
     transformer transformer;
     generate_tiers *tiers; /**< below the cache's blocks; NULL: none */
-    int64_t ready;         /**< positions that came from there */
-    int32_t *ids; /**< [steps] tokens of the positions in the cache, when a text has ended */
+    int64_t ready;         /**< positions of the prompt that came from there, or from a file */
+    int32_t *ids;          /**< [steps] tokens of the positions in the cache, when a text has
+                                ended; NULL unless somebody wants them */
     sampler samplers[TRANSFORMER_MOST]; /**< [wanted->parallel] in use */
     bool shares_terminal;               /**< text and progress would mix */
     int64_t done;                       /**< positions computed */

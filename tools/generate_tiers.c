@@ -54,8 +54,7 @@ int generate_tiers_open(session *s) {
     kvc_blocks_desc blocks = {.struct_size = sizeof blocks};
     if (s->wanted->tiers.count == 0) return CLI_DONE;
     s->tiers = calloc(1, sizeof *s->tiers);
-    s->ids = calloc((size_t)s->steps, sizeof *s->ids);
-    if (!s->tiers || !s->ids) return cli_fail("no memory for tiers");
+    if (!s->tiers) return cli_fail("no memory for tiers");
     if (kvc_blocks_desc_get(s->transformer.blocks, &blocks) != KVC_OK)
         return cli_fail_library("the blocks");
     s->tiers->positions = blocks.positions;

@@ -16,6 +16,7 @@ static const cli_command commands[] = {
     {"explain", "tell which attention path a cache gets, why, and what to change",
      kvc_tool_explain},
     {"generate", "continue a prompt with a Llama model in llama2.c's format", kvc_tool_generate},
+    {"inspect", "tell what a snapshot of a cache holds", kvc_tool_inspect},
 };
 
 int main(int argc, char **argv) {

@@ -94,13 +94,14 @@ typedef enum kvc_load_flag {
 
 /** What a file is loaded to. Zeroed: a RESERVE cache, every byte read and verified. */
 typedef struct kvc_snapshot_options {
-    size_t struct_size; /**< sizeof(kvc_snapshot_options) */
-    unsigned flags;     /**< of kvc_load_flag */
-    kvc_growth growth;  /**< as in kvc_cache_desc, and so are: */
-    int64_t chunk;
-    int64_t max_positions;           /**< 0 with RESERVE: the longest sequence and 4096 more */
-    kvc_blocks *blocks;              /**< of the same layers as the file */
-    int64_t slack;                   /**< see growth */
+    size_t struct_size;              /**< sizeof(kvc_snapshot_options) */
+    unsigned flags;                  /**< of kvc_load_flag */
+    kvc_growth growth;               /**< as in kvc_cache_desc */
+    int64_t chunk;                   /**< as there */
+    int64_t max_positions;           /**< as there; 0 with RESERVE: the longest sequence and 4096
+                                          more */
+    kvc_blocks *blocks;              /**< as there, of the same layers as the file */
+    int64_t slack;                   /**< as there */
     const kvc_fingerprint *expected; /**< what is told here the file must tell too; or NULL */
     int64_t *mapped_layers;          /**< receives how many were mapped; of one that was not,
                                           kvc_last_error tells why. May be NULL */

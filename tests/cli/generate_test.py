@@ -385,6 +385,52 @@ class Generate(unittest.TestCase):
         largest = self.write("largest.bin", struct.pack("<7i", *[2**30] * 3, 2**29, 1, 2**30, 2**30))
         self.assert_refused(self.generate(model=largest), 1, largest)
 
+    # The cache in a file.
+
+    def saved(self, *options):
+        """A file of the cache after a text, or the test is skipped."""
+        path = self.folder / "saved.safetensors"
+        done = self.generate("--quiet", "--save-cache", path, *options)
+        if b"without libkvcache-store" in done.stderr:
+            self.skipTest("the program was built without libkvcache-store")
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        return path
+
+    def test_a_cache_from_a_file_continues_the_text(self):
+        draw = ["--prompt", "the hat and the ant", "--temperature", "0"]
+        for cache in [], ["--cache", "paged:16"], ["--cache", "chunk", "--kv-dtype", "bf16"]:
+            path = self.saved(*draw, *cache, "--steps", "40")
+            wanted = self.text(*draw, *cache, "--steps", "80")
+            for how in [[]] + [["--map"]] * (not cache):
+                done = self.generate(*draw, *cache, "--steps", "80", "--load-cache", path, *how)
+                self.assertEqual((done.returncode, done.stdout), (0, wanted))
+                self.assertRegex(done.stderr, rb"prompt +1 positions.*; \d+ from a file")
+            other = ["--prompt", "the hat on", "--temperature", "0", *cache, "--steps", "50"]
+            self.assertEqual(self.text(*other, "--load-cache", path), self.text(*other))
+
+    def test_caches_of_others_are_refused(self):
+        path = self.saved("--prompt", "the", "--steps", "20")
+        model = self.write("other.bin", tiny_model.checkpoint(seed=2))
+        self.assert_refused(self.generate("--load-cache", path, model=model), 1, "--load-cache",
+                            "model", "expected", "found")
+        self.assert_refused(self.generate("--load-cache", path, "--kv-dtype", "bf16"), 1,
+                            "--load-cache", "another kind")
+        self.assert_refused(self.generate("--load-cache", self.model), 1, "--load-cache", "header")
+        self.assert_refused(self.generate("--load-cache", self.folder / "none"), 1, "No such file")
+        self.assert_refused(self.generate("--map"), 2, "--map", "--load-cache")
+        self.assert_refused(self.generate("--map", "--load-cache", path, "--cache", "chunk"), 2,
+                            "--map", "reserve")
+        self.assert_refused(self.generate("--load-cache", path, "--perplexity", self.model), 2,
+                            "--load-cache", "--perplexity")
+        self.assert_refused(self.generate("--save-cache", path, "--parallel", "2", "--cache",
+                                          "paged"), 2, "--save-cache", "--parallel")
+
+    def test_a_cache_that_cannot_be_written(self):
+        self.saved("--steps", "4")
+        done = self.generate("--quiet", "--steps", "4", "--save-cache", self.folder / "no" / "file")
+        self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1), done.stderr)
+        self.assertIn(b"--save-cache", done.stderr)
+
     def test_tokenizers_of_other_models(self):
         data = tiny_model.tokenizer()
         for name, other in (("fewer", tiny_model.tokenizer(280)),
