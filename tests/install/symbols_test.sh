@@ -51,13 +51,13 @@ core=$(declared kvcache.h)
 libc='libc|libm|libpthread|ld-linux[a-z0-9-]*'
 check_library libkvcache KVCACHE "$core" "$libc"
 if [[ -e $BUILD_DIR/libkvcache-store.so ]]; then
-    store=$(declared kvcache.h safetensors.h tier_disk.h)
+    store=$(declared kvcache.h safetensors.h spill.h tier_disk.h)
     check_library libkvcache-store KVCACHE_STORE "$(comm -13 <(echo "$core") <(echo "$store"))" \
         "$libc|libkvcache|libjansson|libcrypto"
 fi
 if [[ -e $BUILD_DIR/libkvcache-redis.so ]]; then
     check_library libkvcache-redis KVCACHE_REDIS \
-        "$(comm -13 <(echo "$store") <(declared kvcache.h safetensors.h tier_redis.h tier_disk.h))" \
+        "$(comm -13 <(echo "$store") <(declared kvcache.h safetensors.h spill.h tier_redis.h tier_disk.h))" \
         "$libc|libkvcache|libkvcache-store|libhiredis|libhiredis_ssl|libssl|libcrypto"
 fi
 exit $failed
