@@ -12,8 +12,7 @@ endif()
 set(without_store)
 if(NOT KVC_STORE)
     set(without_store PATTERN "safetensors.h" EXCLUDE PATTERN "snapshot.h" EXCLUDE
-        PATTERN "block_key.h" EXCLUDE
-        PATTERN "tier*.h" EXCLUDE)
+        PATTERN "block_key.h" EXCLUDE PATTERN "spill.h" EXCLUDE PATTERN "tier*.h" EXCLUDE)
 elseif(NOT KVC_REDIS)
     set(without_store PATTERN "tier_redis.h" EXCLUDE)
 endif()

@@ -41,7 +41,7 @@ static int open_spill(session *s, const kvc_blocks_desc *blocks) {
     if (fingerprint(tier.fingerprint, s, blocks) != KVC_OK) return cli_fail_library("--tier");
     memcpy(spill.fingerprint, tier.fingerprint, sizeof spill.fingerprint);
     for (int64_t i = 0; i < wanted->count; i++) {
-        const int status = tier_option_open(&t->tiers[i], wanted->texts[i], &tier);
+        const int status = tier_option_open(&t->tiers[i], wanted->texts[i], &tier, 0);
         if (status != CLI_DONE) return status;
     }
     if (kvc_prefix_new(&t->tree, s->transformer.blocks) != KVC_OK)

@@ -38,20 +38,27 @@ bool tier_option_take(tier_options *out, const char *text) {
     return true;
 }
 
+const char *tier_option_folder(const char *text) {
+    return is_redis(text) ? NULL : text + strlen(disk);
+}
+
 const char *tier_option_kind(const char *text) {
     return is_redis(text) ? "redis" : "disk";
 }
 
-static kvc_status open_tier(kvc_tier **out, const char *text, const kvc_tier_desc *desc) {
+static kvc_status open_tier(kvc_tier **out, const char *text, const kvc_tier_desc *desc,
+                            int64_t seconds) {
 #ifdef KVC_TOOL_REDIS
-    const kvc_tier_redis_desc redis_desc = {.struct_size = sizeof redis_desc, .url = text};
+    const kvc_tier_redis_desc redis_desc = {
+        .struct_size = sizeof redis_desc, .url = text, .lifetime_seconds = seconds};
     if (is_redis(text)) return kvc_tier_redis_new(out, desc, &redis_desc);
 #endif
+    (void)seconds;
     const kvc_tier_disk_desc disk_desc = {.struct_size = sizeof disk_desc,
-                                          .folder = text + strlen(disk)};
+                                          .folder = tier_option_folder(text)};
     return kvc_tier_disk_new(out, desc, &disk_desc);
 }
 
-int tier_option_open(kvc_tier **out, const char *text, const kvc_tier_desc *desc) {
-    return open_tier(out, text, desc) == KVC_OK ? CLI_DONE : cli_fail_library("--tier");
+int tier_option_open(kvc_tier **out, const char *text, const kvc_tier_desc *desc, int64_t seconds) {
+    return open_tier(out, text, desc, seconds) == KVC_OK ? CLI_DONE : cli_fail_library("--tier");
 }

@@ -22,9 +22,13 @@ bool tier_option_take(tier_options *out, const char *text);
 /** Returns the kind of a tier, "disk" or "redis". Its text may hold a password. Static. */
 const char *tier_option_kind(const char *text);
 
+/** Returns the folder of a disk tier; NULL for others. */
+const char *tier_option_folder(const char *text);
+
 /** Opens a tier.
- * @param desc  fingerprint and log of it
- * @return      CLI_DONE, or CLI_FAILED with a line */
-int tier_option_open(kvc_tier **out, const char *text, const kvc_tier_desc *desc);
+ * @param desc     fingerprint and log of it
+ * @param seconds  Redis forgets values after so many; 0: never
+ * @return         CLI_DONE, or CLI_FAILED with a line */
+int tier_option_open(kvc_tier **out, const char *text, const kvc_tier_desc *desc, int64_t seconds);
 
 #endif

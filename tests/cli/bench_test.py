@@ -1,4 +1,4 @@
-"""`kvcache bench fork`, `kvcache bench pool` and `kvcache bench prefix`.
+"""`kvcache bench fork`, `kvcache bench pool`, `kvcache bench prefix` and `kvcache bench tier`.
 
     bench_test.py PROGRAM
 """
@@ -137,6 +137,46 @@ class Prefix(ProgramTest):
             self.assert_refused(2, "bench prefix", [option, given], f"{option}: '{given}' given")
         self.assert_refused(1, "bench prefix", ["--blocks", 1 << 28, "--positions", "256"],
                             "needs", "reduce --blocks or --positions")
+
+
+class Tier(ProgramTest):
+    def test_json_has_a_row_for_each_tier_and_size(self):
+        tiers = [self.folder / "a", self.folder / "b"]
+        result = self.parsed("bench", "tier", "--tier", f"disk:{tiers[0]}", "--tier",
+                             f"disk:{tiers[1]}", "--sizes", "5000,65536", "--bytes", "150000",
+                             "--passes", "3", "--position-bytes", "1000", "--gflops", "50")
+        self.assertEqual((result["bench"], result["passes"], result["gflops"]), ("tier", 3, 50))
+        self.assertEqual([(r["tier"], r["size_bytes"], r["values"]) for r in result["rows"]],
+                         2 * [("disk", 5000, 30), ("disk", 65536, 2)])
+        for row in result["rows"]:
+            for key in ("plain_put", "put", "plain_get", "get"):
+                self.assertGreater(row[f"{key}_bytes_s"], 0, key)
+                self.assertGreaterEqual(row[f"{key}_best_bytes_s"], row[f"{key}_bytes_s"], key)
+            for key in "put", "get":
+                self.assertAlmostEqual(row[f"{key}_to_plain"],
+                                       row[f"{key}_bytes_s"] / row[f"plain_{key}_bytes_s"],
+                                       delta=row[f"{key}_to_plain"] / 100)
+            seconds = 1000 / row["get_bytes_s"]
+            self.assertAlmostEqual(row["pays_from_parameters"], seconds * 50e9 / 2,
+                                   delta=row["pays_from_parameters"] / 100)
+        for tier in tiers:
+            self.assertEqual(list(tier.iterdir()), [])  # nothing is left
+
+    def test_the_table_has_a_row_for_each_size(self):
+        text = self.printed("bench", "tier", "--tier", f"disk:{self.folder / 'a'}", "--sizes",
+                            "4096,8192", "--bytes", "8192", "--passes", "1")
+        self.assertRegex(text, r"(?m)^disk +4 KiB( +[\d.]+){6} +[\d.]+ ?[kMG]?$")
+        self.assertRegex(text, r"(?m)^disk +8 KiB( +[\d.]+){6} +[\d.]+ ?[kMG]?$")
+        self.assertLessEqual(max(map(len, text.splitlines()[3:])), 90)
+
+    def test_bad_values_are_refused(self):
+        for option, given in [("--sizes", "4095"), ("--bytes", "1"), ("--passes", "0"),
+                              ("--position-bytes", "0"), ("--gflops", "0"), ("--tier", "tape")]:
+            self.assert_refused(2, "bench tier", [option, given], f"{option}: '{given}' given")
+        self.assert_refused(2, "bench tier", [], "--tier is missing")
+        self.assert_refused(1, "bench tier", ["--tier", "disk:/proc/none"], "/proc/none")
+        self.assert_refused(1, "bench tier", ["--tier", "disk:/tmp", "--bytes", 1 << 34],
+                            "needs", "--bytes")
 
 
 if __name__ == "__main__":
