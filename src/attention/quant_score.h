@@ -21,10 +21,10 @@ static inline int32_t query_at(const float *q, int64_t i, const int bits) {
     return bits == 8 ? ((const int16_t *)(const void *)q)[i] : ((const int8_t *)(const void *)q)[i];
 }
 
-/* Where a prepared query has the element at d of one that is not, within its group. Of four bytes
- * of a key of 8 bits the even ones come first. */
-static inline int64_t query_place(int64_t d, const int bits) {
-    return bits == 8 ? d / 4 * 4 + d % 2 * 2 + d % 4 / 2 : d;
+/* Where a prepared query has the element at i of one that is not, within its group: of four bytes
+ * of a key of 8 bits the even ones come first, of eight where place_packed has put them. */
+static inline int64_t query_place(int64_t i, const int bits) {
+    return bits == 8 ? i / 8 * 8 + i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2 : i;
 }
 
 /* A group of a query, to integers. Where an element is not finite, or too large for a total, scores
@@ -69,7 +69,7 @@ static float score_slowly(const float *q, int64_t width, const kvc__block *k, in
     float sum = 0;
     for (int64_t d = 0; d < width; d++) {
         const int64_t g = d / k->group, at = g * KVC__BLOCK + j;
-        const int64_t place = bits == 8 ? query_place(d, 8) : place_packed(d, 4);
+        const int64_t place = query_place(place_packed(d), bits);
         sum += groups[g].scale * (float)query_at(q, place, bits) *
                (k->scales[at] * element_of(row, d, bits) + k->biases[at]);
     }

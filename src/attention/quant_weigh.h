@@ -37,19 +37,54 @@ split_rows(weight_rows *rows, const float *p, int64_t step, int64_t count, const
     for (int r = 0; r < R; r++)
         memset(rows->p[r] + whole, 0, (size_t)(KVC__BLOCK - whole) * sizeof(float));
     for (int64_t j = 0; j < whole; j += W) {
-        vf x[4], even[2], odd[2];
-        for (int i = 0; i < R; i++) x[i] = v_load(p + j * R + (int64_t)i * W);
-        if (R == 2) v_unzip(&x[0], &x[1], x[0], x[1]);
-        if (R == 4) {
-            v_unzip(&even[0], &odd[0], x[0], x[1]);
-            v_unzip(&even[1], &odd[1], x[2], x[3]);
-            v_unzip(&x[0], &x[2], even[0], even[1]);
-            v_unzip(&x[1], &x[3], odd[0], odd[1]);
-        }
+        vf x[4];
+        if (R == 1) x[0] = v_load(p + j);
+        if (R == 2) v_unzip(&x[0], &x[1], v_load(p + j * R), v_load(p + j * R + W));
+        if (R == 4) v_columns((vi *)x, (const char *)(p + j * R), R * (int64_t)sizeof *p);
         for (int r = 0; r < R; r++) v_store(rows->p[r] + j, x[r]);
     }
     for (int64_t j = whole; j < count; j++)
         for (int r = 0; r < R; r++) rows->p[r][j] = p[j * step + r];
+}
+
+/* Scales s and b + c s of a group, by whole steps of rounding: zeros behind the last. */
+typedef struct weight_scaling {
+    float scales[KVC__BLOCK], biases[KVC__BLOCK];
+    int64_t count;
+} weight_scaling;
+
+static inline __attribute__((always_inline)) void
+scale_group(weight_scaling *to, const kvc__block *v, int64_t g, const int bits) {
+    const float *scales = v->scales + g * KVC__BLOCK, *biases = v->biases + g * KVC__BLOCK;
+    const vf middle = v_set((float)middle_of(bits));
+    to->count = (v->count + 4 * W - 1) / (4 * W) * (4 * W);
+    for (int64_t j = 0; j < to->count; j += W) {
+        const int64_t left = v->count - j;
+        const vf scale = left > 0 ? keep_first(v_load(scales + j), left) : v_set(0);
+        const vf bias = left > 0 ? keep_first(v_load(biases + j), left) : v_set(0);
+        v_store(to->scales + j, scale);
+        v_store(to->biases + j, bias + scale * middle);
+    }
+}
+
+/* A row's weights as integers; returns their sums by lanes. */
+static inline __attribute__((always_inline)) vi
+round_row(char *to, const float *p, const weight_scaling *own, float inverse, const int bits) {
+    vi sum = {0};
+    for (int64_t j = 0; j < own->count; j += 4 * W) {
+        vi x[4];
+        for (int i = 0; i < 4; i++) {
+            const vf scale = v_load(own->scales + j + i * W) * v_set(inverse);
+            x[i] = v_round(v_load(p + j + i * W) * scale);
+        }
+        sum += (x[0] + x[1]) + (x[2] + x[3]);
+        if (bits == 8) {
+            int16_t *words = (int16_t *)(void *)to + j;
+            v_store_words(words, x[0], x[1]);
+            v_store_words(words + 2 * W, x[2], x[3]);
+        } else v_store_bytes((int8_t *)to + j, x);
+    }
+    return sum;
 }
 
 /* The weights of group g. Tells whether they are as finite as integers want. */
@@ -57,51 +92,27 @@ static inline __attribute__((always_inline)) bool round_weights(weights *to,
                                                                 const weight_rows *rows,
                                                                 const kvc__block *v, int64_t g,
                                                                 const int R, const int bits) {
-    const float *scales = v->scales + g * KVC__BLOCK, *biases = v->biases + g * KVC__BLOCK;
-    const vf middle = v_set((float)middle_of(bits));
-    const int64_t together = 4 * W;
+    weight_scaling own;
     bool finite = true;
-    vf most[4], rest[4], inverse[4];
-    vi sum[4];
-    for (int r = 0; r < R; r++) {
-        most[r] = rest[r] = v_set(0);
-        sum[r] = v_round(most[r]);
-    }
-    for (int64_t j = 0; j < v->count; j += W) {
-        const vf scale = keep_first(v_load(scales + j), v->count - j);
-        const vf bias = keep_first(v_load(biases + j), v->count - j) + scale * middle;
+    vf most[4], rest[4];
+    scale_group(&own, v, g, bits);
+    for (int r = 0; r < R; r++) most[r] = rest[r] = v_set(0);
+    for (int64_t j = 0; j < own.count; j += W) {
+        const vf scale = v_magnitude(v_load(own.scales + j)), bias = v_load(own.biases + j);
         for (int r = 0; r < R; r++) {
             const vf p = v_load(rows->p[r] + j);
-            most[r] = v_max(v_magnitude(p * scale), most[r]);
+            most[r] = v_max(p * scale, most[r]);
             rest[r] += p * bias;
         }
     }
     for (int r = 0; r < R; r++) {
-        const float top = most_in(most[r]);
-        to->rest[r] = sum_of(rest[r]);
+        const float top = most_in(most[r]), all = sum_of(rest[r]);
+        const float inverse = top > 0x1p-100f ? most_of(bits) / top : 0;
+        const vi sum = round_row(to->integers[r], rows->p[r], &own, inverse, bits);
         to->step[r] = top / most_of(bits);
-        inverse[r] = v_set(top > 0x1p-100f ? most_of(bits) / top : 0);
-        finite = finite && top < 0x1p100f && fabsf(to->rest[r]) < INFINITY;
+        to->rest[r] = all - to->step[r] * (float)middle_of(bits) * sum_of(v_float(sum));
+        finite = finite && top < 0x1p100f && fabsf(all) < INFINITY;
     }
-    for (int64_t j = 0; j < v->count; j += together)
-        for (int r = 0; r < R; r++) {
-            vi x[4];
-            for (int i = 0; i < 4; i++) {
-                const int64_t at = j + i * W;
-                const vf scale =
-                    at < v->count ? keep_first(v_load(scales + at), v->count - at) : v_set(0);
-                const vf p = at < KVC__BLOCK ? v_load(rows->p[r] + at) : v_set(0);
-                x[i] = v_round(p * scale * inverse[r]);
-                sum[r] += x[i];
-            }
-            if (bits == 8) {
-                int16_t *words = (int16_t *)(void *)to->integers[r] + j;
-                v_store_words(words, x[0], x[1]);
-                v_store_words(words + 2 * W, x[2], x[3]);
-            } else v_store_bytes((int8_t *)to->integers[r] + j, x);
-        }
-    for (int r = 0; r < R; r++)
-        to->rest[r] -= to->step[r] * (float)middle_of(bits) * sum_of(v_float(sum[r]));
     return finite;
 }
 
@@ -117,18 +128,18 @@ static inline __attribute__((always_inline)) vi weights_at(const weights *w, con
 static inline __attribute__((always_inline)) void
 add_words(word_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lanes, const weights *w,
           const bool same, int64_t j, const int tile, const int R) {
-    const vi zero = v_round(v_set(0));
     const vi both =
-        v_zip_bytes(v_load_bytes(row, lanes), v_load_bytes(row + step_bytes, lanes), tile);
-    const vi x = v_zip_bytes(both, zero, 0), y = v_zip_bytes(both, zero, 1);
+        v_zip_words(v_load_bytes(row, lanes), v_load_bytes(row + step_bytes, lanes), tile);
+    const vi even = v_even_bytes(both), odd = v_odd_bytes(both);
     for (int r = 0; r < R; r++) {
         const vi weight = weights_at(w, same, r, j, 8);
-        sum[r][0] = v_dot_words(sum[r][0], x, weight);
-        sum[r][1] = v_dot_words(sum[r][1], y, weight);
+        sum[r][0] = v_dot_words(sum[r][0], even, weight);
+        sum[r][1] = v_dot_words(sum[r][1], odd, weight);
     }
 }
 
-/* The same of four positions of 4 bits. */
+/* The same of four positions of 4 bits. Sums are kept: a compiler that loads all weights first has
+ * one register too few, and a sum on the stack takes eight cycles from one product to the next. */
 static inline __attribute__((always_inline)) void
 add_bytes(byte_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lanes, const weights *w,
           const bool same, int64_t j, const int tile, const int R) {
@@ -139,8 +150,8 @@ add_bytes(byte_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lane
     const vi even = v_even_nibbles(four), odd = v_odd_nibbles(four);
     for (int r = 0; r < R; r++) {
         const vi weight = weights_at(w, same, r, j, 4);
-        sum[r][0] = v_dot_bytes(sum[r][0], even, weight);
-        sum[r][1] = v_dot_bytes(sum[r][1], odd, weight);
+        sum[r][0] = v_keep_bytes(v_dot_bytes(sum[r][0], even, weight));
+        sum[r][1] = v_keep_bytes(v_dot_bytes(sum[r][1], odd, weight));
     }
 }
 
@@ -219,7 +230,7 @@ static void weigh_slowly(float *restrict sums, const weight_rows *rows, const fl
                          const int bits) {
     for (int r = 0; r < R; r++)
         for (int64_t i = d; i < end; i++) {
-            float *sum = sums + r * width + place_packed(i, bits);
+            float *sum = sums + r * width + place_packed(i);
             const int64_t g = i / v->group * KVC__BLOCK;
             *sum *= factor[r];
             for (int64_t j = 0; j < v->count; j++)

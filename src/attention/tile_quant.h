@@ -56,9 +56,10 @@ static inline int32_t middle_of(const int bits) {
     return bits == 8 ? 128 : 8;
 }
 
-/* Where sums and queries have element i of a unit. */
-static inline int64_t place_packed(int64_t i, const int bits) {
-    return bits == 8 ? i : i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
+/* Where sums and queries have element i of a unit: of eight, which are four words or bytes of two
+ * each, the even ones come first. */
+static inline int64_t place_packed(int64_t i) {
+    return i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
 }
 
 static inline float element_of(const char *row, int64_t d, const int bits) {
@@ -91,39 +92,55 @@ static inline void copy_last(last_rows *to, const char *from, int64_t step_bytes
 #include "attention/quant_score.h"
 #include "attention/quant_weigh.h"
 
-/* A kvc__scaling_fn. Vectors of even and of odd numbers are what loaders give, or one step away. */
-static void load_scaling(float *to, const void *from, kvc_dtype dtype, int64_t groups,
-                         int64_t count) {
-    const int64_t size = (int64_t)kvc_dtype_size_bytes(dtype), n = groups * count;
-    const int64_t together = groups == 4 ? 2 * UNIT : UNIT;
+/* Two vectors of a unit of scales or biases: those of even and those of odd places. */
+static inline __attribute__((always_inline)) void split_unit(vf *even, vf *odd, const char *unit,
+                                                             kvc_dtype dtype) {
+    if (dtype == KVC_BF16) { /* as its loader has them */
+        *even = LOAD(v_load_bf16, unit, 0, UNIT);
+        *odd = LOAD(v_load_bf16, unit, 1, UNIT);
+    } else if (dtype == KVC_F16)
+        v_unzip(even, odd, LOAD(v_load_f16, unit, 0, UNIT), LOAD(v_load_f16, unit, 1, UNIT));
+    else v_unzip(even, odd, LOAD(v_load_f32, unit, 0, UNIT), LOAD(v_load_f32, unit, 1, UNIT));
+}
+
+/* Tells how many are done: whole units, two of them where there are 4 groups. */
+static inline __attribute__((always_inline)) int64_t
+load_units(float *to, const char *from, kvc_dtype dtype, int64_t n, const int groups) {
+    const int64_t size = dtype == KVC_F32 ? 4 : 2, together = groups == 4 ? 2 * UNIT : UNIT;
     int64_t i = 0;
-    for (; groups <= 4 && groups != 3 && i + together <= n; i += together) {
-        float *at = to + i / groups;
-        vf even[2], odd[2];
-        for (int half = 0; half < together / UNIT; half++) {
-            const char *unit = (const char *)from + (i + half * UNIT) * size;
-            if (dtype == KVC_BF16) {
-                even[half] = LOAD(v_load_bf16, unit, 0, UNIT);
-                odd[half] = LOAD(v_load_bf16, unit, 1, UNIT);
-            } else if (dtype == KVC_F16)
-                v_unzip(&even[half], &odd[half], LOAD(v_load_f16, unit, 0, UNIT),
-                        LOAD(v_load_f16, unit, 1, UNIT));
-            else
-                v_unzip(&even[half], &odd[half], LOAD(v_load_f32, unit, 0, UNIT),
-                        LOAD(v_load_f32, unit, 1, UNIT));
-        }
-        vf x[4] = {even[0], odd[0]};
-        if (groups == 1) v_zip(&x[0], &x[1], even[0], odd[0]);
+    for (; i + together <= n; i += together, to += together / groups) {
+        vf x[4], even, odd;
+        split_unit(&x[0], &x[1], from + i * size, dtype);
+        if (groups == 1) v_zip(&x[0], &x[1], x[0], x[1]);
         if (groups == 4) {
-            v_unzip(&x[0], &x[2], even[0], even[1]);
-            v_unzip(&x[1], &x[3], odd[0], odd[1]);
+            split_unit(&even, &odd, from + (i + UNIT) * size, dtype);
+            v_unzip(&x[0], &x[2], x[0], even);
+            v_unzip(&x[1], &x[3], x[1], odd);
         }
         if (groups == 1) {
-            v_store(at, x[0]);
-            v_store(at + W, x[1]);
+            v_store(to, x[0]);
+            v_store(to + W, x[1]);
         } else
-            for (int g = 0; g < groups; g++) v_store(at + g * KVC__BLOCK, x[g]);
+            for (int g = 0; g < groups; g++) v_store(to + g * KVC__BLOCK, x[g]);
     }
+    return i;
+}
+
+static inline __attribute__((always_inline)) int64_t
+load_groups(float *to, const char *from, kvc_dtype dtype, int64_t groups, int64_t n) {
+    if (groups == 1) return load_units(to, from, dtype, n, 1);
+    if (groups == 2) return load_units(to, from, dtype, n, 2);
+    return groups == 4 ? load_units(to, from, dtype, n, 4) : 0;
+}
+
+/* A kvc__scaling_fn. */
+static void load_scaling(float *to, const void *from, kvc_dtype dtype, int64_t groups,
+                         int64_t count) {
+    const int64_t n = groups * count;
+    int64_t i;
+    if (dtype == KVC_BF16) i = load_groups(to, from, KVC_BF16, groups, n);
+    else if (dtype == KVC_F16) i = load_groups(to, from, KVC_F16, groups, n);
+    else i = load_groups(to, from, KVC_F32, groups, n);
     for (; i < n; i++) kvc__row_load(to + i % groups * KVC__BLOCK + i / groups, from, dtype, i, 1);
 }
 
@@ -159,10 +176,8 @@ static void fill_packed(kvc__ops *ops) {
     ops->prepare[KVC__OPS_Q8] = prepare_q8;
     ops->prepare[KVC__OPS_Q4] = prepare_q4;
     ops->scaling = load_scaling;
-    for (int i = 0; i < UNIT; i++) {
-        ops->place[KVC__OPS_Q8][i] = (uint8_t)place_packed(i, 8);
-        ops->place[KVC__OPS_Q4][i] = (uint8_t)place_packed(i, 4);
-    }
+    for (int i = 0; i < UNIT; i++)
+        ops->place[KVC__OPS_Q8][i] = ops->place[KVC__OPS_Q4][i] = (uint8_t)place_packed(i);
 }
 
 #endif
