@@ -38,7 +38,7 @@ static inline vf v_load_bf16(const void *from, int64_t half, int64_t left) {
 }
 
 #define TAILS        1
-#define TILES_PACKED 0 /* not until it can be measured: once a block, through f32 */
+#define TILES_PACKED 0 /* not until they can be measured: those of AVX2 serve (ops.c) */
 #define PANEL_DEPTH  8 /* of 32 registers */
 #include "attention/tile.h"
 
