@@ -51,7 +51,7 @@ static void close_texts(texts *t) {
 static int print_texts(texts *t) {
     for (int64_t i = 0; i < t->s->wanted->parallel; i++) {
         if (fflush(t->streams[i]) != 0) return cli_fail("no memory for the texts");
-        printf("%s--- continuation %lld, seed %lld\n", i ? "\n" : "", (long long)(i + 1),
+        printf("%s--- continuation %lld, seed %lld\n", i ? "\n" : "", (long long)i + 1,
                (long long)(t->s->wanted->seed + i));
         (void)fwrite(t->bytes[i], 1, t->lengths[i], stdout);
         (void)putchar('\n');

@@ -23,11 +23,17 @@ struct tier_plain {
 
 #ifdef KVC_TOOL_REDIS
 static int connect_plainly(tier_plain *plain, const char *text) {
-    char host[256];
-    int port = 6379, end = 0;
-    if (sscanf(text, "redis://%255[^:/@]%n:%d%n", host, &end, &port, &end) < 1 || text[end])
+    static const char scheme[] = "redis://";
+    char host[256], *end = NULL;
+    long port = 6379;
+    const char *from = text + strlen(scheme);
+    const size_t length = strcspn(from, ":/@");
+    const bool is_plain = strncmp(text, scheme, strlen(scheme)) == 0 && length < sizeof host;
+    (void)snprintf(host, sizeof host, "%.*s", (int)length, is_plain ? from : "");
+    if (is_plain && from[length] == ':') port = strtol(from + length + 1, &end, 10);
+    if (!is_plain || *(end ? end : from + length) || port < 1 || port > 65535)
         return cli_usage("--tier: for plain hiredis redis://HOST[:PORT] wanted, without the rest");
-    plain->context = redisConnect(host, port);
+    plain->context = redisConnect(host, (int)port);
     if (plain->context && !plain->context->err) return CLI_DONE;
     return cli_fail("--tier: %s", plain->context ? plain->context->errstr : "no memory");
 }

@@ -51,14 +51,15 @@ static void search_deinit(search *s) {
  * those that are somewhere, one behind the other. */
 static int64_t locate(search *s, int64_t first) {
     int64_t end = first;
-    for (int8_t t = 0; t < s->spill->tier_count; t++) {
+    for (int64_t t = 0; t < s->spill->tier_count; t++) {
         int64_t count = 0;
         for (int64_t i = first; i < s->blocks; i++)
             if (s->seen[i] == NONE) s->items[count++] = (kvc_tier_item){.key = s->keys[i]};
         (void)!kvc_tier_exists_many(s->spill->tiers[t], s->items, count);
         count = 0;
         for (int64_t i = first; i < s->blocks; i++)
-            if (s->seen[i] == NONE && s->items[count++].result == KVC_TIER_HIT) s->seen[i] = t;
+            if (s->seen[i] == NONE && s->items[count++].result == KVC_TIER_HIT)
+                s->seen[i] = (int8_t)t;
     }
     while (end < s->blocks && s->seen[end] != NONE) end++;
     return end;
@@ -69,7 +70,7 @@ static int64_t locate(search *s, int64_t first) {
 static int64_t read_blocks(search *s, int64_t first, int64_t end, const int32_t *ids) {
     uint64_t asked[KVC_SPILL_TIERS_MAX] = {0};
     int64_t good = first;
-    for (int8_t t = 0; t < s->spill->tier_count; t++) {
+    for (int64_t t = 0; t < s->spill->tier_count; t++) {
         int64_t count = 0;
         for (int64_t i = first; i < end; i++)
             if (s->from[i] == NONE && s->seen[i] <= t)
@@ -81,7 +82,7 @@ static int64_t read_blocks(search *s, int64_t first, int64_t end, const int32_t 
         count = 0;
         for (int64_t i = first; i < end; i++)
             if (s->from[i] == NONE && s->seen[i] <= t && s->items[count++].result == KVC_TIER_HIT)
-                s->from[i] = t;
+                s->from[i] = (int8_t)t;
     }
     while (good < end && s->from[good] != NONE) good++;
     (void)pthread_mutex_lock(&s->spill->lock);

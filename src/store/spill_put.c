@@ -42,7 +42,7 @@ static void keep_missing(kvc_tier_batch *batch, kvc_spill_tier_stats *stats) {
 
 static void put_few(kvc_spill *spill, uint8_t (*keys)[KVC_BLOCK_KEY_BYTES], const int32_t *ids,
                     int64_t count) {
-    round r;
+    round r = {.batches = {{0}}};
     kvc_spill_tier_stats more[KVC_SPILL_TIERS_MAX] = {{0}};
     for (int64_t t = 0; t < spill->tier_count; t++) {
         r.batches[t].count = count;

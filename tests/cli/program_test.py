@@ -50,8 +50,8 @@ class Program(ProgramTest):
         self.assert_refused(2, "", ["train"], "'train'", "bench, explain, generate or inspect")
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
-        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool or prefix")
-        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool or prefix")
+        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool, prefix or tier")
+        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool, prefix or tier")
         for command in COMMANDS:
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")

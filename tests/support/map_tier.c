@@ -99,8 +99,10 @@ static bool harm(test_map *map, kvc_tier_value *wanted) {
         if (wanted->payload) memset(wanted->payload, 0xee, wanted->payload_bytes / 2);
         return true;
     case 1: forget(map, v); return false;
-    case 2:
-        if (v) v->bytes[test_below(&map->random, (int64_t)v->count)] ^= 0x10;
+    case 2: /* not in the header, whose version tells others to leave the value alone */
+        if (v && v->count > KVC_TIER_HEADER_BYTES)
+            v->bytes[KVC_TIER_HEADER_BYTES +
+                     test_below(&map->random, (int64_t)v->count - KVC_TIER_HEADER_BYTES)] ^= 0x10;
         return false;
     case 3:
         if (v) v->count -= 1;

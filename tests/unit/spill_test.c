@@ -226,11 +226,17 @@ static void spill__faults_of_tiers_are_misses_and_never_wrong(void **state) {
         if (round % 3 == 0) spill_forget(&f->m);
     }
     for (int t = 0; t < 2; t++) test_map_harm(f->maps[t], 0);
-    (void)spill_turn(&f->m, NULL, tokens, N, NULL); /* nothing stays broken */
+    /* Nothing stays broken. A turn mends what it reads, up to the first gap: a damaged value behind
+     * it counts as there until a match gets so far. */
+    int64_t found = 0;
     spill_forget(&f->m);
-    (void)spill_turn(&f->m, NULL, tokens, N, NULL);
-    spill_forget(&f->m);
-    assert_int_equal(spill_find(&f->m, NULL, tokens, N), BLOCKS);
+    for (int turn = 0; turn <= BLOCKS && found < BLOCKS; turn++) {
+        const int64_t before = found;
+        found = spill_turn(&f->m, NULL, tokens, N, NULL);
+        assert_true(turn == 0 || found > before);
+        spill_forget(&f->m);
+    }
+    assert_int_equal(found, BLOCKS);
 }
 
 static int flip(const char *path, const struct stat *about, int kind, struct FTW *where) {
