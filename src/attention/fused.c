@@ -43,10 +43,9 @@ static size_t whole_lines(size_t floats) {
 }
 
 /* Positions of a block. With few rows a page of keys: memory is read best where no stream rests for
- * long. With many, work on a block takes longer than to read it; and of packed rows some work is by
- * block, which costs more than streams that rest. */
-static int64_t choose_block(int64_t rows, kvc__format format, int64_t row_bytes) {
-    const int64_t positions = (format.bits ? 8192 : 4096) / row_bytes / 8 * 8;
+ * long. With many, work on a block takes longer than to read it. */
+static int64_t choose_block(int64_t rows, int64_t row_bytes) {
+    const int64_t positions = 4096 / row_bytes / 8 * 8;
     return rows > 8 ? KVC__BLOCK : kvc__smaller(kvc__larger(positions, 8), KVC__BLOCK);
 }
 
@@ -113,7 +112,7 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
     w.block = job->format.keys_per_channel
                   ? KVC__BLOCK /* a block that is packed together is unpacked together */
-                  : choose_block(w.part.rows, job->format, kvc__row_bytes(job, job->key_dim));
+                  : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
