@@ -47,11 +47,18 @@ static inline vf v_load_bf16(const void *from, int64_t half) {
     return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
+/* Within each four lanes two sums of a and b each. */
+static inline vf add_halves(vf a, vf b) {
+    return _mm256_blend_ps(a, b, 0xcc) + _mm256_shuffle_ps(a, b, 0x4e);
+}
+
+/* Horizontal adds, of two shuffles each, would take five shuffles more for five blends. */
 static inline vf v_sums(const vf a[W]) {
-    const vf ab = _mm256_hadd_ps(a[0], a[1]), cd = _mm256_hadd_ps(a[2], a[3]);
-    const vf ef = _mm256_hadd_ps(a[4], a[5]), gh = _mm256_hadd_ps(a[6], a[7]);
-    const vf abcd = _mm256_hadd_ps(ab, cd), efgh = _mm256_hadd_ps(ef, gh);
-    return _mm256_permute2f128_ps(abcd, efgh, 0x20) + _mm256_permute2f128_ps(abcd, efgh, 0x31);
+    const vf ab = add_halves(a[0], a[1]), cd = add_halves(a[2], a[3]);
+    const vf ef = add_halves(a[4], a[5]), gh = add_halves(a[6], a[7]);
+    const vf abcd = _mm256_shuffle_ps(ab, cd, 0x88) + _mm256_shuffle_ps(ab, cd, 0xdd);
+    const vf efgh = _mm256_shuffle_ps(ef, gh, 0x88) + _mm256_shuffle_ps(ef, gh, 0xdd);
+    return _mm256_blend_ps(abcd, efgh, 0xf0) + _mm256_permute2f128_ps(abcd, efgh, 0x21);
 }
 
 /* The loops come after what they are made of. */
