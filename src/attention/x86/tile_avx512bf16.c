@@ -46,12 +46,20 @@ static void widen(float *dst, const void *src, int64_t n) {
     }
 }
 
+/* To bf16, in the lower half of each lane. The largest numbers would round to infinity: these are
+ * cut off. Infinity stays. */
+static inline __m512i query_of(vf x) {
+    const __m512i rounded = _mm512_cvtepu16_epi32(round_of(x));
+    const __m512i magnitude = _mm512_and_si512(rounded, _mm512_set1_epi32(0x7fff));
+    const __mmask16 infinite = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f80));
+    return _mm512_mask_srli_epi32(rounded, infinite, (__m512i)x, 16);
+}
+
 /* A query becomes a row in bf16, in memory's order: packing undoes what unpacking does. */
 static void pack(float *q, int64_t width, int64_t group) {
     (void)group;
     for (int64_t d = 0; d < width; d += UNIT) {
-        const __m512i x = _mm512_cvtepu16_epi32(round_of(v_load(q + d)));
-        const __m512i y = _mm512_cvtepu16_epi32(round_of(v_load(q + d + W)));
+        const __m512i x = query_of(v_load(q + d)), y = query_of(v_load(q + d + W));
         _mm512_storeu_si512(q + d / 2, _mm512_packus_epi32(x, y));
     }
 }
