@@ -125,7 +125,7 @@ static kvc_status copy_up_to(const transfer *t, kvc__layer *to, const kvc__layer
         at += run;
     }
     if (status == KVC_OK) kvc__advance(t->to, to, counts);
-    if (status == KVC_OK && to->tails && is_alike(to, from))
+    if (status == KVC_OK && to->tails && from->tails && is_alike(to, from))
         to->tails[sequence] = from->tails[sequence];
     t->counts[sequence] = 0;
     return status;
