@@ -21,9 +21,9 @@
 
 /** A kind of cache. Zeroed, it is "reserve". */
 typedef struct cache_kind {
-    kvc_growth growth;
     int64_t window, keep;           /**< as in kvc_layer_spec; 0: all positions are kept */
     int64_t block;                  /**< positions of a block, by KVC_GROW_PAGED; else 0 */
+    kvc_growth growth;              /**< as in kvc_cache_desc */
     int bits, group;                /**< as kv_bits and kv_group of kvc_layer_spec; 0: not packed */
     bool keys_per_channel, rotated; /**< as in kvc_layer_spec */
 } cache_kind;

@@ -1,6 +1,7 @@
 /* Several continuations of a prompt: their texts come one after another, when all have ended. */
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,8 +52,8 @@ static void close_texts(texts *t) {
 static int print_texts(texts *t) {
     for (int64_t i = 0; i < t->s->wanted->parallel; i++) {
         if (fflush(t->streams[i]) != 0) return cli_fail("no memory for the texts");
-        printf("%s--- continuation %lld, seed %lld\n", i ? "\n" : "", (long long)i + 1,
-               (long long)(t->s->wanted->seed + i));
+        printf("%s--- continuation %" PRId64 ", seed %" PRId64 "\n", i ? "\n" : "", i + 1,
+               t->s->wanted->seed + i);
         (void)fwrite(t->bytes[i], 1, t->lengths[i], stdout);
         (void)putchar('\n');
     }

@@ -47,6 +47,9 @@ split_rows(weight_rows *rows, const float *p, int64_t step, int64_t count, const
         for (int r = 0; r < R; r++) rows->p[r][j] = p[j * step + r];
 }
 
+/* Weights that are rounded at a time. */
+#define ROUNDED ((int64_t)4 * W)
+
 /* Scales s and b + c s of a group, by whole steps of rounding: zeros behind the last. */
 typedef struct weight_scaling {
     float scales[KVC__BLOCK], biases[KVC__BLOCK];
@@ -57,7 +60,7 @@ static inline __attribute__((always_inline)) void
 scale_group(weight_scaling *to, const kvc__block *v, int64_t g, const int bits) {
     const float *scales = v->scales + g * KVC__BLOCK, *biases = v->biases + g * KVC__BLOCK;
     const vf middle = v_set((float)middle_of(bits));
-    to->count = (v->count + 4 * W - 1) / (4 * W) * (4 * W);
+    to->count = (v->count + ROUNDED - 1) / ROUNDED * ROUNDED;
     for (int64_t j = 0; j < to->count; j += W) {
         const int64_t left = v->count - j;
         const vf scale = left > 0 ? keep_first(v_load(scales + j), left) : v_set(0);
@@ -71,17 +74,17 @@ scale_group(weight_scaling *to, const kvc__block *v, int64_t g, const int bits) 
 static inline __attribute__((always_inline)) vi
 round_row(char *to, const float *p, const weight_scaling *own, float inverse, const int bits) {
     vi sum = {0};
-    for (int64_t j = 0; j < own->count; j += 4 * W) {
+    for (int64_t j = 0; j < own->count; j += ROUNDED) {
         vi x[4];
         for (int i = 0; i < 4; i++) {
-            const vf scale = v_load(own->scales + j + i * W) * v_set(inverse);
-            x[i] = v_round(v_load(p + j + i * W) * scale);
+            const vf scale = v_load(own->scales + j + (int64_t)i * W) * v_set(inverse);
+            x[i] = v_round(v_load(p + j + (int64_t)i * W) * scale);
         }
         sum += (x[0] + x[1]) + (x[2] + x[3]);
         if (bits == 8) {
             int16_t *words = (int16_t *)(void *)to + j;
             v_store_words(words, x[0], x[1]);
-            v_store_words(words + 2 * W, x[2], x[3]);
+            v_store_words(words + ROUNDED / 2, x[2], x[3]);
         } else v_store_bytes((int8_t *)to + j, x);
     }
     return sum;
@@ -93,7 +96,6 @@ static inline __attribute__((always_inline)) bool round_weights(weights *to,
                                                                 const kvc__block *v, int64_t g,
                                                                 const int R, const int bits) {
     weight_scaling own;
-    bool finite = true;
     vf most[4], rest[4];
     scale_group(&own, v, g, bits);
     for (int r = 0; r < R; r++) most[r] = rest[r] = v_set(0);
@@ -107,13 +109,13 @@ static inline __attribute__((always_inline)) bool round_weights(weights *to,
     }
     for (int r = 0; r < R; r++) {
         const float top = most_in(most[r]), all = sum_of(rest[r]);
+        if (!(top < 0x1p100f && fabsf(all) < INFINITY)) return false;
         const float inverse = top > 0x1p-100f ? most_of(bits) / top : 0;
         const vi sum = round_row(to->integers[r], rows->p[r], &own, inverse, bits);
         to->step[r] = top / most_of(bits);
         to->rest[r] = all - to->step[r] * (float)middle_of(bits) * sum_of(v_float(sum));
-        finite = finite && top < 0x1p100f && fabsf(all) < INFINITY;
     }
-    return finite;
+    return true;
 }
 
 /* The weights of row r from position j on, by lanes. */

@@ -121,7 +121,7 @@ load_units(float *to, const char *from, kvc_dtype dtype, int64_t n, const int gr
             v_store(to, x[0]);
             v_store(to + W, x[1]);
         } else
-            for (int g = 0; g < groups; g++) v_store(to + g * KVC__BLOCK, x[g]);
+            for (int g = 0; g < groups; g++) v_store(to + (int64_t)g * KVC__BLOCK, x[g]);
     }
     return i;
 }

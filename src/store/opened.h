@@ -6,9 +6,9 @@
 #include <kvcache/safetensors.h>
 
 /** Returns the open file itself, for a mapping of it. The file's. */
-int kvc__safetensors_fd(const kvc_safetensors *file);
+int kvc__safetensors_fd(const kvc_safetensors *s);
 
 /** Returns its name as sentences have it. The file's. */
-const char *kvc__safetensors_name(const kvc_safetensors *file);
+const char *kvc__safetensors_name(const kvc_safetensors *s);
 
 #endif
