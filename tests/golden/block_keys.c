@@ -6,15 +6,14 @@
 
 #include <kvcache/block_key.h>
 
-static kvc_bytes unhex(const char *text) {
+/* In place: bytes are half as many as digits. */
+static kvc_bytes unhex(char *text) {
     const size_t bytes = strlen(text) / 2;
-    unsigned char *out = calloc(bytes + 1, 1);
-    if (!out) exit(1);
     for (size_t i = 0; i < bytes; i++) {
         const char pair[3] = {text[2 * i], text[2 * i + 1], '\0'};
-        out[i] = (unsigned char)strtoul(pair, NULL, 16);
+        text[i] = (char)strtoul(pair, NULL, 16);
     }
-    return (kvc_bytes){out, bytes};
+    return (kvc_bytes){text, bytes};
 }
 
 static void print(const uint8_t *key) {
@@ -31,11 +30,14 @@ static int keys(int count, char **words) {
     const int64_t positions = strtoll(words[4], NULL, 10), n = count - 5;
     int32_t *tokens = calloc((size_t)n + 1, sizeof *tokens);
     uint8_t(*out)[KVC_BLOCK_KEY_BYTES] = calloc((size_t)(n / positions) + 1, sizeof *out);
-    if (!tokens || !out) return 1;
-    for (int64_t i = 0; i < n; i++) tokens[i] = (int32_t)strtol(words[5 + i], NULL, 10);
-    if (kvc_block_keys(out, &space, unhex(words[3]).data, positions, tokens, n)) return 1;
-    for (int64_t i = 0; i < n / positions; i++) print(out[i]);
-    return 0;
+    for (int64_t i = 0; tokens && i < n; i++) tokens[i] = (int32_t)strtol(words[5 + i], NULL, 10);
+    const bool done =
+        tokens && out &&
+        kvc_block_keys(out, &space, unhex(words[3]).data, positions, tokens, n) == KVC_OK;
+    for (int64_t i = 0; done && i < n / positions; i++) print(out[i]);
+    free(out);
+    free(tokens);
+    return !done;
 }
 
 /* fingerprint MODEL ROPE POSITIONS (KV_HEADS KEY_DIM VALUE_DIM DTYPE BITS GROUP ROTATED)… */
