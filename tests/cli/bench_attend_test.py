@@ -3,10 +3,12 @@
     bench_attend_test.py PROGRAM
 """
 
+import os
 import unittest
 
 from program import ProgramTest
 
+long_run = unittest.skipIf(os.environ.get("KVC_TEST_QUICK"), "KVC_TEST_QUICK: some runs only")
 TINY = ["--rotate", "1", "--heads", "4/2", "--dim", "16", "--contexts", "64,100"]
 ONE = [*TINY[:-1], "64"]
 WIDE = ["--rotate", "1", "--heads", "4/2", "--dim", "64"]
@@ -61,6 +63,7 @@ class Attend(ProgramTest):
         pairs = 3 + 4 + 5 + 6 * 5
         self.assertAlmostEqual(row["gflops"] * row["p50_us"] * 1e3, 4 * 16 * pairs, delta=9)
 
+    @long_run
     def test_lengths_are_spread_and_count_what_is_in_use(self):
         for row in self.parsed("bench", "attend", *ONE, "--batch", "4", "--shortest",
                                "10")["rows"]:
@@ -106,11 +109,13 @@ class Attend(ProgramTest):
         self.assertTrue(any(s["cat"] == "kernel" for s in spans))
         self.assertRegex(text, r"(?m)^attend 64: \d+ % of the step")
 
+    @long_run
     def test_growth_by_chunk_may_get_huge_pages(self):
         reserve, chunk = self.parsed("bench", "attend", *ONE, "--cache", "reserve,chunk")["rows"]
         self.assertTrue(-0.1 <= reserve["huge_share"] <= 0.1, reserve)
         self.assertTrue(0 <= chunk["huge_share"] <= 1.1, chunk)
 
+    @long_run
     def test_caches_take_turns_and_are_compared_with_the_first(self):
         caches = ["q8:32", "reserve", "q4+chunk"]
         rows = self.parsed("bench", "attend", *WIDE, "--contexts", "64,100", "--cache",
@@ -137,10 +142,12 @@ class Attend(ProgramTest):
         self.assertEqual(row["cache"], cache)
         return row["bytes"]
 
+    @long_run
     def test_the_floor_reads_what_packed_runs_read(self):
         for cache, row, *more in [("q8:32", 64 + 2 * 2 * 2, "--threads", "3"), ("q3", 24 + 4)]:
             self.assertEqual(self.bytes_read(cache, 100, *more), 2 * 2 * row * 100)
 
+    @long_run
     def test_the_floor_reads_what_blocks_hold(self):
         position = 2 * 2 * 64 * 2
         for cache, context, seen, *more in [
@@ -152,6 +159,7 @@ class Attend(ProgramTest):
         self.assertEqual(self.bytes_read("q8c:32", 96), 96 * 2 * 2 * (64 + 8))
         self.assertEqual(self.bytes_read("q8r", 96), 96 * 2 * 2 * (64 + 4))
 
+    @long_run
     def test_the_floor_reads_what_windows_show(self):
         position = 2 * 2 * 64 * 2
         for cache, context, seen, *more in [
