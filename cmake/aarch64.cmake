@@ -6,5 +6,6 @@ set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
 
 # Where scripts/arm-libraries unpacks Debian's packages of the libraries that tests want.
 set(debian ${CMAKE_CURRENT_LIST_DIR}/../build-arm/debian)
+set(CMAKE_C_STANDARD_INCLUDE_DIRECTORIES ${debian}/usr/include/aarch64-linux-gnu) # OpenSSL's
 set(ENV{PKG_CONFIG_SYSROOT_DIR} ${debian})
 set(ENV{PKG_CONFIG_LIBDIR} ${debian}/usr/lib/aarch64-linux-gnu/pkgconfig)
