@@ -9,3 +9,9 @@ set(debian ${CMAKE_CURRENT_LIST_DIR}/../build-arm/debian)
 set(CMAKE_C_STANDARD_INCLUDE_DIRECTORIES ${debian}/usr/include/aarch64-linux-gnu) # OpenSSL's
 set(ENV{PKG_CONFIG_SYSROOT_DIR} ${debian})
 set(ENV{PKG_CONFIG_LIBDIR} ${debian}/usr/lib/aarch64-linux-gnu/pkgconfig)
+
+# Debian's hiredis.pc names a folder that its library is not in.
+foreach(kind EXE SHARED)
+    set(CMAKE_${kind}_LINKER_FLAGS_INIT
+        "-L${debian}/usr/lib/aarch64-linux-gnu -Wl,-rpath,${debian}/usr/lib/aarch64-linux-gnu")
+endforeach()
