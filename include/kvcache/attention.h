@@ -157,7 +157,7 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
                                                      kvc_array *out,
                                                      const kvc_attention_extras *extras);
 
-/** Attends over packed keys and values. On x86 with AVX2 and on NEON, those of 8 and 4 bits are
+/** Attends over packed keys and values. On x86 with AVX2, those of 8 and 4 bits are
  * multiplied as integers where they lie: queries and weights are rounded to 16 bits for 8, to 8 for
  * 4, which is finer than the packing itself by some 2^8 and 2^4. Other widths, other CPUs, and all
  * where query rows are many, are unpacked to f32 by blocks of 64 positions (kvc_attention_explain

@@ -46,11 +46,8 @@ static inline vf v_sums(const vf a[W]) {
     return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]));
 }
 
-/* The loops come after what they are made of. */
-/* clang-format off */
-#include "attention/arm/integers_neon.h"
+#define TILES_PACKED 0 /* not until integer products are right here: see docs/DECISIONS.md */
 #include "attention/tile.h"
-/* clang-format on */
 
 void kvc__ops_neon(kvc__ops *ops) {
     fill_ops(ops);
