@@ -98,7 +98,7 @@ static void pack_pieces(const kvc__layer *layer, const kvc__packing *row, const 
 }
 
 /* Asks for the lines of a row that will be written: what is packed has few bytes, in many places.
- * It may lie behind the last head. */
+ */
 static void ask(const char *row, size_t bytes) {
     enum { LINE_BYTES = 64 };
     for (size_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(row + at, 1, 3);
@@ -116,7 +116,7 @@ static void write_packed(const kvc_cache *cache, const kvc__layer *layer, int si
     kvc__place to[3];
     for (int p = 0; p < 3; p++) to[p] = kvc__place_of(cache, layer, planes[p], sequence, position);
     for (int64_t h = 0; h < spec->kv_heads; h++) {
-        for (int p = 0; p < 3; p++)
+        for (int p = 0; p < 3 && h + AHEAD < spec->kv_heads; p++)
             ask(to[p].data + (h + AHEAD) * to[p].head_bytes, layer->planes[planes[p]].row.bytes);
         for (int64_t i = 0; i < rows->shape[2]; i++) {
             char *at[3];
