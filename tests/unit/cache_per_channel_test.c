@@ -22,6 +22,7 @@ static const kvc_dtype dtypes[] = {KVC_F32, KVC_F16, KVC_BF16};
 typedef struct story {
     float k[MOST * HEADS * KEY_DIM], v[MOST * HEADS * VALUE_DIM];
     int64_t length;
+    int64_t oldest; /* what the tail holds, or held: 2 groups, once there were more */
 } story;
 
 static story stories[BATCH], other[BATCH], kept;
@@ -86,7 +87,13 @@ static kvc_status append(kvc_cache *cache, story *all, int64_t batch, const int6
     assert_ok(kvc_array_borrow(&k, KVC_F32, 4, k_shape, k_strides, k_rows));
     assert_ok(kvc_array_borrow(&v, KVC_F32, 4, v_shape, v_strides, v_rows));
     const kvc_status status = kvc_cache_append_ragged(cache, 0, &k, &v, counts);
-    for (int64_t b = 0; status == KVC_OK && b < batch; b++) all[b].length += counts[b];
+    kvc_cache_desc desc = {.struct_size = sizeof desc};
+    assert_ok(kvc_cache_desc_get(cache, &desc));
+    for (int64_t b = 0; status == KVC_OK && b < batch; b++) {
+        all[b].length += counts[b];
+        const int64_t oldest = all[b].length - (int64_t)2 * desc.specs[0].kv_group;
+        if (oldest > all[b].oldest) all[b].oldest = oldest;
+    }
     free(k_rows);
     free(v_rows);
     return status;
@@ -217,7 +224,7 @@ static void per_channel__blocks_are_what_kvc_quantize_makes_of_them(void **state
             for (int i = 0; i < 3; i++) {
                 const kvc_layer_spec spec = spec_of(widths[w], groups[g], dtypes[i]);
                 kvc_cache *cache = open_cache(&spec, growths[(w + i) % 3], 1);
-                stories[0].length = 0;
+                stories[0].length = stories[0].oldest = 0;
                 append_one(cache, 2 * groups[g] + test_below(&seed, groups[g]), &seed);
                 assert_all(cache, &spec, stories, 1);
                 kvc_cache_free(cache);
@@ -233,7 +240,8 @@ static void per_channel__how_a_sequence_was_cut_makes_no_difference(void **state
             const int64_t most = turn == 0 ? 1 : 3 * groups[g];
             const kvc_layer_spec spec = spec_of(4, groups[g], KVC_BF16);
             kvc_cache *cache = open_cache(&spec, growths[turn], 1);
-            for (stories[0].length = 0; stories[0].length < 2 * groups[g] + 5;) {
+            for (stories[0].length = stories[0].oldest = 0;
+                 stories[0].length < 2 * groups[g] + 5;) {
                 append_one(cache, 1 + test_below(&seed, most), &seed);
                 if (most > 1 || stories[0].length % 13 == 0)
                     assert_blocks(cache, &spec, stories, 0);
@@ -251,7 +259,7 @@ static void per_channel__a_trim_goes_back_to_what_was_unpacked(void **state) {
     const kvc_layer_spec spec = spec_of(4, G, KVC_F16);
     for (int64_t length = 1; length < 5 * G; length += 1 + test_below(&seed, 9)) {
         kvc_cache *cache = open_cache(&spec, KVC_GROW_CHUNK, 1);
-        stories[0].length = 0;
+        stories[0].length = stories[0].oldest = 0;
         append_one(cache, length, &seed);
         const int64_t most = kvc_cache_trimmable(cache);
         assert_true(length <= 2 * G ? most == length : most > G && most <= 2 * G);
@@ -296,14 +304,15 @@ static void act(kvc_cache **cache, const kvc_layer_spec *spec, kvc_growth growth
     case 0: {
         int64_t n = test_below(seed, 2 * spec->kv_group);
         if (n > stories[b].length) n = stories[b].length;
-        const int64_t before = stories[b].length;
-        if (kvc_cache_trim_sequence(*cache, b, n) == KVC_OK) stories[b].length -= n;
-        else assert_true(n > spec->kv_group || before > 2 * spec->kv_group);
+        const int64_t G = spec->kv_group, left = stories[b].length - n;
+        const bool goes = left >= (stories[b].oldest + G - 1) / G * G;
+        assert_int_equal(kvc_cache_trim_sequence(*cache, b, n), goes ? KVC_OK : KVC_E_RANGE);
+        if (goes) stories[b].length = left;
         return;
     }
     case 1:
         assert_ok(kvc_cache_clear_sequence(*cache, b));
-        stories[b].length = 0;
+        stories[b].length = stories[b].oldest = 0;
         return;
     case 2:
         if (b != from) stories[b] = stories[from];
@@ -327,7 +336,7 @@ static void per_channel__sequences_go_their_own_ways(void **state) {
     for (int round = 0; round < 6 || test_now() < end; round++) {
         kvc_layer_spec spec = spec_of(widths[round % 6], groups[round % 3], dtypes[round / 2 % 3]);
         kvc_cache *cache = open_cache(&spec, growths[round % 3], BATCH);
-        for (int b = 0; b < BATCH; b++) stories[b].length = 0;
+        for (int b = 0; b < BATCH; b++) stories[b].length = stories[b].oldest = 0;
         for (int i = 0; i < 25; i++) {
             act(&cache, &spec, growths[test_below(&seed, 3)], &seed);
             assert_ok(kvc_cache_check(cache));
@@ -353,7 +362,7 @@ static void per_channel__is_copied_to_and_from_any_kind(void **state) {
         for (int to = 0; to < 4; to++) {
             kvc_cache *a = open_cache(&kinds[from], KVC_GROW_CHUNK, BATCH);
             kvc_cache *b = open_cache(&kinds[to], KVC_GROW_RESERVE, BATCH);
-            for (int i = 0; i < BATCH; i++) stories[i].length = 0;
+            for (int i = 0; i < BATCH; i++) stories[i].length = stories[i].oldest = 0;
             assert_ok(append(a, stories, BATCH, counts, &seed));
             assert_ok(kvc_cache_copy(b, a));
             assert_ok(kvc_cache_check(b));
@@ -375,7 +384,7 @@ static double key_error(const kvc_layer_spec *spec, uint64_t seed) {
     kvc_cache *copy = open_cache(&plain, KVC_GROW_EXACT, 1);
     double error = 0;
     kvc_array k, v;
-    stories[0].length = 0;
+    stories[0].length = stories[0].oldest = 0;
     append_one(cache, 256, &seed);
     assert_ok(kvc_cache_copy(copy, cache));
     assert_ok(kvc_cache_view(copy, 0, &k, &v));
@@ -447,7 +456,7 @@ static void per_channel__what_cannot_be_is_refused(void **state) {
     spec = spec_of(4, 32, KVC_BF16);
     cache = open_cache(&spec, KVC_GROW_CHUNK, 2);
     uint64_t seed = test_seed(7);
-    stories[0].length = stories[1].length = 0;
+    stories[0].length = stories[1].length = stories[1].oldest = 0;
     assert_ok(append(cache, stories, 2, (const int64_t[]){40, 41}, &seed));
     assert_fails(kvc_cache_view_tail(cache, 0, &k), KVC_E_UNSUPPORTED);
     assert_non_null(strstr(kvc_last_error(), "several lengths"));
@@ -460,7 +469,7 @@ static void per_channel__bytes_are_those_of_blocks_and_tail(void **state) {
     const kvc_layer_spec spec = spec_of(4, 64, KVC_BF16);
     kvc_cache *cache = open_cache(&spec, KVC_GROW_CHUNK, 1);
     kvc_cache_nbytes bytes = {.struct_size = sizeof bytes};
-    stories[0].length = 0;
+    stories[0].length = stories[0].oldest = 0;
     append_one(cache, 130, &seed); /* two blocks and two keys behind them */
     assert_ok(kvc_cache_nbytes_get(cache, &bytes));
     const uint64_t values = 130 * (VALUE_DIM / 2 + VALUE_DIM / 64 * 4);
@@ -481,7 +490,7 @@ static void per_channel__that_fails_to_grow_changes_nothing(void **state) {
     for (size_t nth = 1, done = 0; !done; nth++) {
         const kvc_layer_spec spec = spec_of(4, 32, KVC_BF16);
         kvc_cache *cache = open_cache(&spec, KVC_GROW_CHUNK, BATCH);
-        for (int b = 0; b < BATCH; b++) stories[b].length = 0;
+        for (int b = 0; b < BATCH; b++) stories[b].length = stories[b].oldest = 0;
         assert_ok(append(cache, stories, BATCH, (const int64_t[]){39, 5, 64}, &seed));
         test_fault_arm(nth, TEST_FAULT_ONCE);
         kvc_status status = append(cache, stories, BATCH, (const int64_t[]){90, 1, 30}, &seed);
