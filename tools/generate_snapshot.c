@@ -76,7 +76,7 @@ static bool restore(session *s, const kvc_snapshot *snapshot) {
     if (kvc_cache_desc_get(s->transformer.cache, &desc) != KVC_OK) return false;
     if (!fits(c, &desc)) {
         (void)cli_fail("--load-cache: %s holds another kind of cache than --cache and --kv-dtype "
-                       "ask for; see kvcache inspect",
+                       "ask for: kvcache inspect tells which, kvcache convert makes another",
                        s->wanted->load_cache);
         return false;
     }
