@@ -4,6 +4,8 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include <kvcache/executor.h>
+
 #include "cli.h"
 #include "commands.h"
 #include "machine.h"
@@ -24,6 +26,7 @@ static const char help[] =
     "  --cache LIST     kinds of cache, such as reserve,q8,window:4096,paged (reserve)\n"
     "  --dir FOLDER     where the files go, in a new folder that is removed again (.)\n"
     "  --passes N       of each kind, after one that is not counted (5)\n"
+    "  --threads N      that load by reading; plain reads and all else have one (1)\n"
     "  --fresh          restores, and plain reads into memory, take memory anew from the system;\n"
     "                   else each takes what the pass before gave back\n"
     "  --verify         mapped restores verify checksums, which reads all\n"
@@ -43,14 +46,15 @@ static const char help[] =
     "                               does the same work; JSON has load_to_buffer too\n"
     "  map (map)                    kvc_snapshot_load with KVC_LOAD_MAP, until it returns\n"
     "  sooner (map_sooner)          the faster of both plain reads over map\n"
-    "  step 1 (first_step)          attention of one query over each layer of what was mapped:\n"
-    "                               its pages are touched for the first time\n"
+    "  step 1 (first_step)          a position appended to each layer of what was mapped, and\n"
+    "                               attention of one query: pages are touched the first time\n"
     "  of read (first_step_to_read) step 1 over the faster of both plain reads\n"
-    "  step 2 (second_step)         the same attention again\n"
+    "  step 2 (second_step)         the same again\n"
     "\n"
-    "All is done by turns, on one thread. The table has the medians, and below them the fastest\n"
-    "passes; ratios are of these. Files are in the page cache. What attention gives over each\n"
-    "restored cache is compared with what it gives over the saved one, bit for bit.\n";
+    "All is done by turns. The table has the medians, and below them the fastest passes; ratios\n"
+    "are of these. Files are in the page cache. Attention over each restored cache is compared,\n"
+    "bit for bit: over one that was read with the saved one, over one that was mapped with one\n"
+    "that was read.\n";
 
 enum { MOST_CACHES = 16 };
 
@@ -133,7 +137,9 @@ static void print_table(const options *o, const machine *m, const snapshot_row *
            "of read", "step 2");
     for (size_t i = 0; i < o->cache_count; i++) print_row(o, &rows[i]);
     printf("\nratio: speed beside the plain one; sooner, of read: beside the faster of plain read "
-           "and buffer.\nOne thread, files in the page cache.\n");
+           "and buffer.\nFiles are in the page cache. Load has %" PRId64
+           " thread%s, all else one.\n",
+           s->threads, s->threads == 1 ? "" : "s");
 }
 
 /* The JSON object. */
@@ -167,12 +173,13 @@ static json_t *new_object(const options *o, const machine *m, const snapshot_row
     json_t *list = json_array();
     for (size_t i = 0; i < o->cache_count; i++)
         (void)json_array_append_new(list, new_row(&rows[i]));
-    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:b, s:b, s:o}", "bench",
+    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:b, s:b, s:o}", "bench",
                      "snapshot", "machine", machine_json(m), "layers", (json_int_t)s->layers,
                      "q_heads", (json_int_t)s->q_heads, "kv_heads", (json_int_t)s->kv_heads, "dim",
                      (json_int_t)s->dim, "positions", (json_int_t)s->positions, "dtype",
-                     kvc_dtype_name(s->dtype), "passes", (json_int_t)s->passes, "fresh",
-                     (int)s->fresh, "verify", (int)s->verify, "rows", list);
+                     kvc_dtype_name(s->dtype), "passes", (json_int_t)s->passes, "threads",
+                     (json_int_t)s->threads, "fresh", (int)s->fresh, "verify", (int)s->verify,
+                     "rows", list);
 }
 
 /* Everything that can be found out before measuring. */
@@ -214,6 +221,7 @@ enum {
     OPTION_CACHE,
     OPTION_DIR,
     OPTION_PASSES,
+    OPTION_THREADS,
     OPTION_FRESH,
     OPTION_VERIFY,
     OPTION_JSON
@@ -228,6 +236,7 @@ static const struct option option_table[] = {
     {"cache", required_argument, NULL, OPTION_CACHE},
     {"dir", required_argument, NULL, OPTION_DIR},
     {"passes", required_argument, NULL, OPTION_PASSES},
+    {"threads", required_argument, NULL, OPTION_THREADS},
     {"fresh", no_argument, NULL, OPTION_FRESH},
     {"verify", no_argument, NULL, OPTION_VERIFY},
     {"json", no_argument, NULL, OPTION_JSON},
@@ -246,6 +255,7 @@ static bool read_option(options *o, int option) {
         return cache_kind_list("--cache", optarg, o->caches, MOST_CACHES, &o->cache_count);
     case OPTION_DIR: s->folder = optarg; return true;
     case OPTION_PASSES: return cli_int64("--passes", optarg, 1, 1000, &s->passes);
+    case OPTION_THREADS: return cli_int64("--threads", optarg, 1, KVC_THREADS_MAX, &s->threads);
     case OPTION_FRESH: return s->fresh = true;
     case OPTION_VERIFY: return s->verify = true;
     case OPTION_JSON: return o->json = true;
@@ -260,6 +270,7 @@ int kvc_tool_bench_snapshot(int argc, char **argv) {
                            .dim = 128,
                            .positions = 8192,
                            .passes = 5,
+                           .threads = 1,
                            .dtype = KVC_BF16,
                            .folder = "."},
                  .cache_count = 1};

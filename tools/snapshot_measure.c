@@ -11,6 +11,7 @@
 
 #include <kvcache/attention.h>
 #include <kvcache/device.h>
+#include <kvcache/executor.h>
 #include <kvcache/snapshot.h>
 
 #include "cli.h"
@@ -30,11 +31,13 @@ typedef struct bench {
     char folder[PATH_MAX - 64], path[PATH_MAX]; /* of its own; of the cache's file */
     kvc_pool *pool, *reading;                   /* for what is saved; what is loaded */
     kvc_blocks *blocks, *read_blocks;           /* likewise, where they are paged */
+    kvc_threads *threads;
     kvc_cache *cache;
+    float *rows; /* [kv_heads][PIECE + SPREAD][dim], what is appended */
     kvc_attention *plan;
     kvc_array q, slopes, out; /* out: [layers][q_heads][1][dim] */
     float *wanted[2];         /* what out is to be: of a cache as the saved one, and of one that
-                                 was mapped, whose positions lie, and are summed up, in order */
+                                 was mapped, after its steps */
     size_t out_bytes;
     char *data, *buffer; /* [row->bytes] the file's bytes; what is read through */
     stats_samples samples[SNAPSHOT_FIGURES];
@@ -58,34 +61,33 @@ static void fill_random(float *out, size_t count) {
     }
 }
 
-/* Appends n positions to a layer. @param rows  [kv_heads][PIECE + SPREAD][dim] */
-static kvc_status append(const bench *b, const float *rows, int64_t layer, int64_t at, int64_t n) {
+/* Appends n positions to a layer, from `at` on. */
+static kvc_status append(const bench *b, kvc_cache *cache, int64_t layer, int64_t at, int64_t n) {
     const snapshot_shape *shape = b->shape;
     const int64_t extents[] = {1, shape->kv_heads, n, shape->dim};
     const int64_t strides[] = {0, (PIECE + SPREAD) * shape->dim, shape->dim, 1};
     const int64_t from = (at / PIECE + 7 * layer) % SPREAD;
     kvc_array kv[2];
     for (int i = 0; i < 2; i++) {
-        const float *first = rows + (from + 29 * i) % SPREAD * shape->dim;
+        const float *first = b->rows + (from + 29 * i) % SPREAD * shape->dim;
         const kvc_status status = kvc_array_borrow(&kv[i], KVC_F32, 4, extents, strides, first);
         if (status != KVC_OK) return status;
     }
-    return kvc_cache_append(b->cache, layer, &kv[0], &kv[1]);
+    return kvc_cache_append(cache, layer, &kv[0], &kv[1]);
 }
 
-static int fill_cache(const bench *b) {
+static int fill_cache(bench *b) {
     const snapshot_shape *shape = b->shape;
     const size_t count = (size_t)(shape->kv_heads * (PIECE + SPREAD) * shape->dim);
-    float *rows = malloc(count * sizeof *rows);
-    if (!rows) return cli_fail("no memory for the positions of a piece");
-    fill_random(rows, count);
+    b->rows = malloc(count * sizeof *b->rows);
+    if (!b->rows) return cli_fail("no memory for the positions of a piece");
+    fill_random(b->rows, count);
     kvc_status status = KVC_OK;
     for (int64_t at = 0; at < shape->positions && status == KVC_OK; at += PIECE) {
         const int64_t left = shape->positions - at, n = left < PIECE ? left : PIECE;
         for (int64_t layer = 0; layer < shape->layers && status == KVC_OK; layer++)
-            status = append(b, rows, layer, at, n);
+            status = append(b, b->cache, layer, at, n);
     }
-    free(rows);
     return status == KVC_OK ? CLI_DONE : cli_fail_library("cache");
 }
 
@@ -93,6 +95,8 @@ static int make_cache(bench *b) {
     const snapshot_shape *shape = b->shape;
     const cache_kind *kind = b->row->cache;
     const kvc_layer_spec spec = cache_kind_spec(kind, shape->kv_heads, shape->dim, shape->dtype);
+    if (kvc_threads_new(&b->threads, (int)shape->threads) != KVC_OK)
+        return cli_fail_library("--threads");
     if (kvc_pool_new(&b->pool, kvc_device_cpu()) != KVC_OK) return cli_fail_library("pool");
     if (cache_kind_blocks(&b->blocks, b->pool, kind, &spec, shape->layers) != KVC_OK)
         return cli_fail_library("blocks");
@@ -109,8 +113,9 @@ static int make_cache(bench *b) {
 
 /* Attention. */
 
-/* A step of decoding, as far as the cache has a part in it. */
-static kvc_status step(const bench *b, const kvc_cache *cache, const kvc_attention_extras *extras) {
+/* Attends with the query over each layer. */
+static kvc_status attend(const bench *b, const kvc_cache *cache,
+                         const kvc_attention_extras *extras) {
     const size_t layer_bytes = b->out_bytes / (size_t)b->shape->layers;
     kvc_array out = b->out;
     kvc_status status = KVC_OK;
@@ -122,11 +127,20 @@ static kvc_status step(const bench *b, const kvc_cache *cache, const kvc_attenti
     return status;
 }
 
-/* A step in which it matters which position lies where: slopes make scores depend on that. */
-static kvc_status step_by_position(const bench *b, const kvc_cache *cache) {
+/* A step of decoding, as far as the cache has a part in it: a position is appended to each layer,
+ * then all are attended over. */
+static kvc_status decode(const bench *b, kvc_cache *cache) {
+    kvc_status status = KVC_OK;
+    for (int64_t layer = 0; layer < b->shape->layers && status == KVC_OK; layer++)
+        status = append(b, cache, layer, b->shape->positions, 1);
+    return status == KVC_OK ? attend(b, cache, NULL) : status;
+}
+
+/* Attends where it matters which position lies where: slopes make scores depend on that. */
+static kvc_status attend_by_position(const bench *b, const kvc_cache *cache) {
     const kvc_attention_extras extras = {.struct_size = sizeof extras, .slopes = &b->slopes};
     memset(b->out.data, 0xff, b->out_bytes);
-    return step(b, cache, &extras);
+    return attend(b, cache, &extras);
 }
 
 static int make_attention(bench *b) {
@@ -152,14 +166,14 @@ static int make_attention(bench *b) {
 static int make_wanted(bench *b, float **out, const kvc_cache *cache) {
     *out = malloc(b->out_bytes);
     if (!*out) return cli_fail("no memory for the outputs of a step");
-    if (step_by_position(b, cache) != KVC_OK) return cli_fail_library("attention");
+    if (attend_by_position(b, cache) != KVC_OK) return cli_fail_library("attention");
     memcpy(*out, b->out.data, b->out_bytes);
     return CLI_DONE;
 }
 
 /* Whether attention over a cache gives what is wanted. */
 static int check(const bench *b, const kvc_cache *cache, const float *wanted, const char *what) {
-    if (step_by_position(b, cache) != KVC_OK) return cli_fail_library("attention");
+    if (attend_by_position(b, cache) != KVC_OK) return cli_fail_library("attention");
     if (memcmp(b->out.data, wanted, b->out_bytes) == 0) return CLI_DONE;
     return cli_fail("what was %s is not what was saved: attention over it differs", what);
 }
@@ -253,12 +267,12 @@ static int take_load(bench *b) {
     return status;
 }
 
-static int take_steps(bench *b, const kvc_cache *cache) {
+static int take_steps(bench *b, kvc_cache *cache) {
     uint64_t start_ns = begin_figure(b, "first step");
-    const int status = keep_library(b, SNAPSHOT_FIRST_STEP, start_ns, step(b, cache, NULL));
+    const int status = keep_library(b, SNAPSHOT_FIRST_STEP, start_ns, decode(b, cache));
     if (status != CLI_DONE) return status;
     start_ns = begin_figure(b, "second step");
-    return keep_library(b, SNAPSHOT_SECOND_STEP, start_ns, step(b, cache, NULL));
+    return keep_library(b, SNAPSHOT_SECOND_STEP, start_ns, decode(b, cache));
 }
 
 static int take_map(bench *b) {
@@ -285,16 +299,16 @@ static int take_pass(bench *b) {
     return status;
 }
 
-/* What attention gives over the saved cache; and where that is in blocks, whose sums differ by last
- * bits, over one that was loaded in order, with checksums verified. */
+/* What attention gives over the saved cache, and over one that was loaded in order, with checksums
+ * verified, after two steps. */
 static int make_wanted_outputs(bench *b) {
-    kvc_cache *in_order = NULL;
+    kvc_cache *loaded = NULL;
     int status = make_wanted(b, &b->wanted[0], b->cache);
-    if (status == CLI_DONE && b->blocks &&
-        kvc_snapshot_load(&in_order, b->pool, b->path, NULL) != KVC_OK)
+    if (status == CLI_DONE && (kvc_snapshot_load(&loaded, b->pool, b->path, NULL) != KVC_OK ||
+                               decode(b, loaded) != KVC_OK || decode(b, loaded) != KVC_OK))
         status = cli_fail_library("snapshot");
-    if (status == CLI_DONE) status = make_wanted(b, &b->wanted[1], in_order ? in_order : b->cache);
-    kvc_cache_free(in_order);
+    if (status == CLI_DONE) status = make_wanted(b, &b->wanted[1], loaded);
+    kvc_cache_free(loaded);
     kvc_pool_clear(b->pool); /* of what growth left, too */
     return status;
 }
@@ -327,6 +341,8 @@ static void tear_down(bench *b) {
     kvc_cache_free(b->cache);
     kvc_blocks_free(b->blocks);
     kvc_pool_free(b->pool);
+    kvc_threads_free(b->threads);
+    free(b->rows);
     free(b->wanted[0]);
     free(b->wanted[1]);
     free(b->buffer);

@@ -15,7 +15,7 @@
 /** What is measured, all kinds of cache alike. */
 typedef struct snapshot_shape {
     int64_t layers, q_heads, kv_heads, dim, positions;
-    int64_t passes;
+    int64_t passes, threads;
     kvc_dtype dtype;
     const char *folder; /**< where the files go, in a folder of their own */
     bool fresh;         /**< each restore, and each plain read into memory, takes new memory */
@@ -28,9 +28,9 @@ typedef enum snapshot_figure {
     SNAPSHOT_SAVE,        /**< kvc_snapshot_save */
     SNAPSHOT_PLAIN_READ,  /**< read(2) into memory that holds all of it */
     SNAPSHOT_BUFFER_READ, /**< read(2) through a buffer */
-    SNAPSHOT_LOAD,        /**< kvc_snapshot_load by reading, checksums verified */
+    SNAPSHOT_LOAD,        /**< kvc_snapshot_load by reading, checksums verified, on `threads` */
     SNAPSHOT_MAP,         /**< kvc_snapshot_load by mapping */
-    SNAPSHOT_FIRST_STEP,  /**< attention of a query over each layer of what was mapped */
+    SNAPSHOT_FIRST_STEP,  /**< a position appended to each layer of what was mapped, attention */
     SNAPSHOT_SECOND_STEP, /**< the same again */
     SNAPSHOT_FIGURES
 } snapshot_figure;
@@ -47,8 +47,8 @@ typedef struct snapshot_row {
 uint64_t snapshot_cache_bytes(const snapshot_shape *shape, const cache_kind *cache);
 
 /** Measures a row whose cache is set: all figures by turns in each pass, one pass before them
- * unmeasured. Each restored cache is attended over and must give what the saved one does, bit for
- * bit.
+ * unmeasured. Attention over each restored cache must give what it gives over the saved one, bit
+ * for bit; over a mapped one, what it gives over one that was read.
  * @return  CLI_DONE, or CLI_FAILED with a line */
 int snapshot_measure(snapshot_row *row, const snapshot_shape *shape);
 

@@ -21,6 +21,7 @@
 
 #include <kvcache/blocks.h>
 #include <kvcache/cache.h>
+#include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
 #include <kvcache/safetensors.h>
@@ -105,6 +106,8 @@ typedef struct kvc_snapshot_options {
     const kvc_fingerprint *expected; /**< what is told here the file must tell too; or NULL */
     int64_t *mapped_layers;          /**< receives how many were mapped; of one that was not,
                                           kvc_last_error tells why. May be NULL */
+    const kvc_executor *executor;    /**< who reads tensors and verifies them, those of a layer at
+                                          once; NULL: the calling thread. Borrowed for the call */
 } kvc_snapshot_options;
 
 KVC_BEGIN_DECLS

@@ -1,4 +1,5 @@
 /* From a verified file to a cache. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -13,9 +14,25 @@ enum { SPARE_POSITIONS = 4096 };
 typedef struct load {
     const kvc_snapshot *s;
     const kvc_snapshot_options *options;
+    kvc_executor executor; /* parallel_for is NULL where there is none */
     kvc_cache *cache;
     int64_t mapped;
 } load;
+
+enum { SENTENCE = 512 };
+
+/* A layer whose planes are read, maybe several at once. */
+typedef struct reading reading;
+struct reading {
+    const load *l;
+    int64_t layer;
+    kvc_status (*read)(const reading *r, int plane);
+    kvc_array views[KVC__SNAPSHOT_PLANES]; /* where it lies in order; */
+    kvc_blocks_layout layout;              /* where in blocks, with */
+    size_t offsets[KVC__SNAPSHOT_PLANES];  /* those of the planes in each */
+    kvc_status statuses[KVC__SNAPSHOT_PLANES];
+    char sentences[KVC__SNAPSHOT_PLANES][SENTENCE];
+};
 
 static kvc_status check_field(const kvc_snapshot *s, const char *name, const char *expected,
                               const char *found) {
@@ -72,49 +89,76 @@ static kvc_status read_plane(const kvc_snapshot *s, const kvc_safetensors_tensor
     return KVC_OK;
 }
 
+static kvc_status read_linear_plane(const reading *r, int p) {
+    return read_plane(r->l->s, r->l->s->tensors[r->layer].planes[p], &r->views[p]);
+}
+
+static void read_task(void *argument, int64_t plane, int thread) {
+    reading *r = argument;
+    (void)thread;
+    r->statuses[plane] = r->read(r, (int)plane);
+    /* The sentence is this thread's; that of the load is to be the caller's. */
+    if (r->statuses[plane] != KVC_OK)
+        (void)snprintf(r->sentences[plane], SENTENCE, "%s", kvc_last_error());
+}
+
+/* Reads all planes of a layer, at once where there is an executor. */
+static kvc_status read_planes(reading *r) {
+    const int count = r->l->s->tensors[r->layer].count;
+    const kvc_executor *executor = &r->l->executor;
+    if (!executor->parallel_for) {
+        for (int p = 0; p < count; p++) KVC_TRY(r->read(r, p));
+        return KVC_OK;
+    }
+    executor->parallel_for(executor->context, count, read_task, r);
+    for (int p = 0; p < count; p++)
+        if (r->statuses[p] != KVC_OK) return kvc__fail(r->statuses[p], "%s", r->sentences[p]);
+    return KVC_OK;
+}
+
 static kvc_status read_linear(const load *l, int64_t layer) {
-    const kvc__snapshot_tensors *tensors = &l->s->tensors[layer];
-    kvc_array planes[KVC__SNAPSHOT_PLANES] = {{0}};
-    kvc_status status = kvc__snapshot_view(l->cache, layer, tensors->count > 2, planes);
-    for (int p = 0; status == KVC_OK && p < tensors->count; p++)
-        status = read_plane(l->s, tensors->planes[p], &planes[p]);
-    for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++) kvc_array_release(&planes[p]);
+    reading r = {.l = l, .layer = layer, .read = read_linear_plane};
+    kvc_status status =
+        kvc__snapshot_view(l->cache, layer, l->s->tensors[layer].count > 2, r.views);
+    if (status == KVC_OK) status = read_planes(&r);
+    for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++) kvc_array_release(&r.views[p]);
     return status;
 }
 
 /* Reads a plane into the blocks of a sequence. */
-static kvc_status read_blocks(const load *l, const kvc_blocks_layout *layout, size_t offset_bytes,
-                              const kvc_safetensors_tensor *t, int64_t sequence, int64_t length) {
+static kvc_status read_blocks(const reading *r, int p, int64_t sequence, int64_t length) {
+    const kvc_safetensors_tensor *t = r->l->s->tensors[r->layer].planes[p];
+    const kvc_blocks_layout *layout = &r->layout;
     const int64_t size = layout->positions;
     const int32_t *ids;
     int64_t count;
-    KVC_TRY(kvc_cache_block_table(l->cache, sequence, &ids, &count));
+    KVC_TRY(kvc_cache_block_table(r->l->cache, sequence, &ids, &count));
     for (int64_t i = 0; i * size < length; i++) {
         const int64_t n = length - i * size < size ? length - i * size : size;
         const int64_t place = ids[i] & (((int64_t)1 << layout->slab_shift) - 1);
         char *plane = (char *)layout->slabs[ids[i] >> layout->slab_shift] +
-                      (size_t)place * layout->block_bytes + offset_bytes;
+                      (size_t)place * layout->block_bytes + r->offsets[p];
         for (int64_t h = 0; h < t->shape[1]; h++)
-            KVC_TRY(read_rows(l->s, t, plane + (size_t)(h * size) * row_bytes(t), sequence, h,
+            KVC_TRY(read_rows(r->l->s, t, plane + (size_t)(h * size) * row_bytes(t), sequence, h,
                               i * size, n));
     }
     return KVC_OK;
 }
 
-static kvc_status read_paged(const load *l, int64_t layer) {
-    const kvc__snapshot_tensors *tensors = &l->s->tensors[layer];
-    const kvc_snapshot_layer *from = &l->s->layers[layer];
-    kvc_blocks_layout layout = {.struct_size = sizeof layout};
-    size_t offsets[KVC__SNAPSHOT_PLANES];
-    KVC_TRY(kvc_blocks_layout_get(l->options->blocks, layer, &layout));
-    kvc__snapshot_block_planes(&layout, offsets);
-    for (int p = 0; p < tensors->count; p++) {
-        KVC_TRY(verify(l->s, tensors->planes[p]));
-        for (int64_t b = 0; b < l->s->contents.batch; b++)
-            KVC_TRY(
-                read_blocks(l, &layout, offsets[p], tensors->planes[p], b, from->held[b].length));
-    }
+static kvc_status read_paged_plane(const reading *r, int p) {
+    const kvc_snapshot *s = r->l->s;
+    KVC_TRY(verify(s, s->tensors[r->layer].planes[p]));
+    for (int64_t b = 0; b < s->contents.batch; b++)
+        KVC_TRY(read_blocks(r, p, b, s->layers[r->layer].held[b].length));
     return KVC_OK;
+}
+
+static kvc_status read_paged(const load *l, int64_t layer) {
+    reading r = {.l = l, .layer = layer, .read = read_paged_plane};
+    r.layout.struct_size = sizeof r.layout;
+    KVC_TRY(kvc_blocks_layout_get(l->options->blocks, layer, &r.layout));
+    kvc__snapshot_block_planes(&r.layout, r.offsets);
+    return read_planes(&r);
 }
 
 static kvc_status map_layer(const load *l, int64_t layer) {
@@ -173,6 +217,16 @@ static kvc_status load_all(load *l, kvc_pool *pool) {
     return KVC_OK;
 }
 
+static kvc_status check_executor(kvc_executor *out, const kvc_executor *given) {
+    if (!given) return KVC_OK;
+    KVC_TRY(kvc__snapshot_struct_in(out, sizeof *out, given, given->struct_size));
+    if (out->parallel_for && out->threads >= 1) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "options.executor: %d threads and parallel_for %s given, at least 1 thread "
+                     "and a function wanted",
+                     out->threads, out->parallel_for ? "set" : "NULL");
+}
+
 static kvc_status check_options(const kvc_snapshot_options *o, const kvc_pool *pool) {
     if (!pool || kvc_pool_device(pool) != kvc_device_cpu())
         return kvc__fail(KVC_E_UNSUPPORTED, "pool: %s given, one of the cpu device wanted",
@@ -197,6 +251,7 @@ kvc_status kvc_snapshot_restore(kvc_cache **out, kvc_pool *pool, const kvc_snaps
         KVC_TRY(kvc__snapshot_struct_in(&full, sizeof full, options, options->struct_size));
     KVC_TRY(check_options(&full, pool));
     load l = {.s = s, .options = &full};
+    KVC_TRY(check_executor(&l.executor, full.executor));
     const kvc_status status = load_all(&l, pool);
     if (status == KVC_OK) *out = l.cache;
     else kvc_cache_free(l.cache);
