@@ -10,8 +10,8 @@ import unittest
 
 from program import PROGRAM, ProgramTest
 
-COMMANDS = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix", "explain",
-            "generate", "inspect"]
+COMMANDS = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix",
+            "bench snapshot", "bench tier", "explain", "generate", "inspect"]
 
 
 class Program(ProgramTest):
@@ -50,8 +50,8 @@ class Program(ProgramTest):
         self.assert_refused(2, "", ["train"], "'train'", "bench, explain, generate or inspect")
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
-        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool, prefix or tier")
-        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool, prefix or tier")
+        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool, prefix, snapshot or tier")
+        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool, prefix, snapshot or tier")
         for command in COMMANDS:
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")
