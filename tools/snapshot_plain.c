@@ -6,10 +6,14 @@
 #include <stdio.h>
 #include <unistd.h>
 
+/* Of a call, where all goes to memory or comes from it: a single write of gigabytes has the system
+ * look for ever larger pages, and may take three times as long. */
+enum { PIECE = 1 << 20 };
+
 static bool write_all(int fd, const char *data, size_t bytes) {
     size_t done = 0;
     for (ssize_t n = 1; done < bytes && n > 0; done += n > 0 ? (size_t)n : 0)
-        n = write(fd, data + done, bytes - done);
+        n = write(fd, data + done, bytes - done < PIECE ? bytes - done : PIECE);
     return done == bytes;
 }
 
@@ -45,7 +49,7 @@ static bool read_all(const char *path, char *into, size_t bytes, size_t piece, s
 }
 
 bool snapshot_plain_read(const char *path, char *into, size_t bytes) {
-    return read_all(path, into, bytes, bytes, 1);
+    return read_all(path, into, bytes, PIECE, 1);
 }
 
 bool snapshot_plain_read_through(const char *path, char *buffer, size_t bytes) {

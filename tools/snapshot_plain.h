@@ -13,7 +13,7 @@
  * @return        false where the system refuses; errno tells why */
 bool snapshot_plain_write(const char *folder, const char *name, const char *data, size_t bytes);
 
-/** Reads the first `bytes` of a file into memory that holds them all, by as few calls as it takes.
+/** Reads the first `bytes` of a file into memory that holds them all.
  * @return  as above; also where the file is shorter */
 bool snapshot_plain_read(const char *path, char *into, size_t bytes);
 
