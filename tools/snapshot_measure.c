@@ -68,7 +68,7 @@ static kvc_status append(const bench *b, kvc_cache *cache, int64_t layer, int64_
     const int64_t strides[] = {0, (PIECE + SPREAD) * shape->dim, shape->dim, 1};
     const int64_t from = (at / PIECE + 7 * layer) % SPREAD;
     kvc_array kv[2];
-    for (int i = 0; i < 2; i++) {
+    for (int64_t i = 0; i < 2; i++) {
         const float *first = b->rows + (from + 29 * i) % SPREAD * shape->dim;
         const kvc_status status = kvc_array_borrow(&kv[i], KVC_F32, 4, extents, strides, first);
         if (status != KVC_OK) return status;
