@@ -13,6 +13,7 @@ static const cli_command commands[] = {
     {"fork", "fork a sequence in blocks, and copy it", kvc_tool_bench_fork},
     {"pool", "take buffers from the pool, and from the driver", kvc_tool_bench_pool},
     {"prefix", "find, insert and evict blocks of a prefix tree", kvc_tool_bench_prefix},
+    {"snapshot", "save a cache, and restore it by reading and by mapping", kvc_tool_bench_snapshot},
     {"tier", "put blocks to tiers below memory, and get them back", kvc_tool_bench_tier},
 };
 

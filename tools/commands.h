@@ -15,6 +15,7 @@ int kvc_tool_bench_attend(int argc, char **argv);
 int kvc_tool_bench_fork(int argc, char **argv);
 int kvc_tool_bench_pool(int argc, char **argv);
 int kvc_tool_bench_prefix(int argc, char **argv);
+int kvc_tool_bench_snapshot(int argc, char **argv);
 int kvc_tool_bench_tier(int argc, char **argv);
 
 #endif

@@ -1,8 +1,6 @@
 #include "generate_snapshot.h"
 
-#include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "cli.h"
 
@@ -10,22 +8,8 @@
 
 #include <kvcache/snapshot.h>
 
+#include "generate_model.h"
 #include "progress_bar.h"
-
-enum { MODEL_ROOM = 80 };
-
-/* Rotary positions as llama2.c has them. */
-static const char rope[] = "base 10000, pairs of neighbours";
-
-/* Tells a model by its bytes. FNV-1a, 64 bits: finds a mistake, and no fraud. */
-static const char *describe_model(char out[MODEL_ROOM], const checkpoint *model) {
-    const unsigned char *bytes = model->file.data;
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < model->file.bytes; i++) hash = (hash ^ bytes[i]) * 1099511628211u;
-    (void)snprintf(out, MODEL_ROOM, "llama2.c checkpoint, %zu bytes, fnv1a64 %016" PRIx64,
-                   model->file.bytes, hash);
-    return out;
-}
 
 static bool is_same(const kvc_layer_spec *a, const kvc_layer_spec *b) {
     return a->kv_heads == b->kv_heads && a->key_dim == b->key_dim && a->value_dim == b->value_dim &&
@@ -68,12 +52,14 @@ static void keep_common(session *s, const kvc_snapshot_contents *c) {
 
 /* @return  false after telling why */
 static bool restore(session *s, const kvc_snapshot *snapshot) {
-    char model[MODEL_ROOM];
-    const kvc_fingerprint expected = {.model = describe_model(model, &s->model), .rope = rope};
+    char model[MODEL_NAME_ROOM];
+    const kvc_fingerprint expected = {.model = model, .rope = MODEL_ROPE};
     const kvc_snapshot_contents *c = kvc_snapshot_contents_of(snapshot);
     kvc_cache_desc desc = {.struct_size = sizeof desc};
     kvc_cache *cache;
-    if (kvc_cache_desc_get(s->transformer.cache, &desc) != KVC_OK) return false;
+    if (model_name(model, &s->model) != CLI_DONE ||
+        kvc_cache_desc_get(s->transformer.cache, &desc) != KVC_OK)
+        return false;
     if (!fits(c, &desc)) {
         (void)cli_fail("--load-cache: %s holds another kind of cache than --cache and --kv-dtype "
                        "ask for: kvcache inspect tells which, kvcache convert makes another",
@@ -112,13 +98,13 @@ int snapshot_load(session *s) {
 }
 
 int snapshot_save(const session *s) {
-    char model[MODEL_ROOM];
-    const kvc_snapshot_info info = {
-        .struct_size = sizeof info,
-        .fingerprint = {.model = describe_model(model, &s->model), .rope = rope},
-        .tokens = s->ids,
-        .token_count = kvc_cache_length(s->transformer.cache, 0),
-        .progress = progress_bar_saving};
+    char model[MODEL_NAME_ROOM];
+    if (model_name(model, &s->model) != CLI_DONE) return CLI_FAILED;
+    const kvc_snapshot_info info = {.struct_size = sizeof info,
+                                    .fingerprint = {.model = model, .rope = MODEL_ROPE},
+                                    .tokens = s->ids,
+                                    .token_count = kvc_cache_length(s->transformer.cache, 0),
+                                    .progress = progress_bar_saving};
     cli_progress_begin();
     const kvc_status status = kvc_snapshot_save(s->wanted->save_cache, s->transformer.cache, &info);
     cli_progress_end();

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "generate_model.h"
 #include "generate_session.h"
 #include "report.h"
 
@@ -23,11 +24,15 @@ static void tell(void *context, kvc_tier_fault fault, const char *sentence) {
     (void)fprintf(stderr, "kvcache generate: --tier: %s\n", sentence);
 }
 
-/* What the blocks are worth outside of this process. The engine's own arithmetic is llama2.c's. */
-static kvc_status fingerprint(uint8_t *out, const session *s, const kvc_blocks_desc *blocks) {
-    static const char rope[] = "interleaved theta=10000";
-    const kvc_bytes model = {s->model.file.data, s->model.file.bytes};
-    return kvc_block_fingerprint(out, model, (kvc_bytes){rope, sizeof rope - 1}, blocks);
+/* What the blocks are worth outside of this process. */
+static int fingerprint(uint8_t *out, const session *s, const kvc_blocks_desc *blocks) {
+    static const char rope[] = MODEL_ROPE;
+    char model[MODEL_NAME_ROOM];
+    if (model_name(model, &s->model) != CLI_DONE) return CLI_FAILED;
+    return kvc_block_fingerprint(out, (kvc_bytes){model, strlen(model)},
+                                 (kvc_bytes){rope, sizeof rope - 1}, blocks) == KVC_OK
+               ? CLI_DONE
+               : cli_fail_library("--tier");
 }
 
 static int open_spill(session *s, const kvc_blocks_desc *blocks) {
@@ -38,7 +43,7 @@ static int open_spill(session *s, const kvc_blocks_desc *blocks) {
                             .tiers = t->tiers,
                             .tier_count = wanted->count,
                             .most_in_flight = s->steps}; /* whatever the text has */
-    if (fingerprint(tier.fingerprint, s, blocks) != KVC_OK) return cli_fail_library("--tier");
+    if (fingerprint(tier.fingerprint, s, blocks) != CLI_DONE) return CLI_FAILED;
     memcpy(spill.fingerprint, tier.fingerprint, sizeof spill.fingerprint);
     for (int64_t i = 0; i < wanted->count; i++) {
         const int status = tier_option_open(&t->tiers[i], wanted->texts[i], &tier, 0);

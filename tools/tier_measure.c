@@ -1,17 +1,14 @@
 #include "tier_measure.h"
 
-#include <errno.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <kvcache/tier.h>
 
 #include "cli.h"
+#include "scratch.h"
 #include "tier_option.h"
 #include "tier_plain.h"
 
@@ -34,22 +31,9 @@ static int make_folder(bench *b, const char *text) {
         (void)snprintf(b->text, sizeof b->text, "%s", text);
         return CLI_DONE;
     }
-    if (mkdir(parent, 0700) != 0 && errno != EEXIST)
-        return cli_fail("--tier: %s: %s", parent, strerror(errno));
-    (void)snprintf(b->folder, sizeof b->folder, "%s/kvc-bench-XXXXXX", parent);
-    if (!mkdtemp(b->folder)) {
-        b->folder[0] = '\0';
-        return cli_fail("--tier: %s: %s", parent, strerror(errno));
-    }
+    if (scratch_make(b->folder, sizeof b->folder, "--tier", parent) != CLI_DONE) return CLI_FAILED;
     (void)snprintf(b->text, sizeof b->text, "disk:%s/tier", b->folder);
     return CLI_DONE;
-}
-
-static int remove_entry(const char *path, const struct stat *about, int kind, struct FTW *where) {
-    (void)about;
-    (void)kind;
-    (void)where;
-    return remove(path);
 }
 
 /* Bytes that no page of which is like another; keys that no other run has. */
@@ -87,7 +71,7 @@ static int begin(bench *b, const char *text) {
 static void end(bench *b) {
     kvc_tier_free(b->tier);
     tier_plain_close(b->plain);
-    if (b->folder[0]) (void)nftw(b->folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    scratch_remove(b->folder);
     free(b->items);
     free(b->keys);
     free(b->back);

@@ -311,7 +311,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_restore(kvc_cache *cache, int64_t laye
 /** As kvc_cache_restore, over rows in a file, of which nothing is read until it is touched, and
  * which all who map it share. O(batch · kv_heads) system calls. What is written to the cache goes
  * to private copies of pages: growth is in place as ever, and the file stays as it is. Mapped pages
- * are not counted as resident, written ones among them neither.
+ * are not counted as resident, written ones among them neither. What RESERVE has ready ahead of the
+ * rows comes with the first append.
  * @param file  borrowed for the call. Replacing it is no harm; cutting it short raises SIGBUS in
  *              whoever touches what was cut off
  * @errors as kvc_cache_restore; KVC_E_UNSUPPORTED growth other than RESERVE, a device that cannot

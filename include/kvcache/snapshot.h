@@ -21,6 +21,7 @@
 
 #include <kvcache/blocks.h>
 #include <kvcache/cache.h>
+#include <kvcache/executor.h>
 #include <kvcache/export.h>
 #include <kvcache/pool.h>
 #include <kvcache/safetensors.h>
@@ -118,6 +119,8 @@ typedef struct kvc_snapshot_options {
                                             kvc_last_error tells why. May be NULL */
     kvc_snapshot_progress_fn progress; /**< or NULL */
     void *progress_context;            /**< for progress */
+    const kvc_executor *executor;      /**< who reads tensors and verifies them, those of a layer at
+                                            once; NULL: the calling thread. Borrowed for the call */
 } kvc_snapshot_options;
 
 KVC_BEGIN_DECLS

@@ -44,11 +44,16 @@ static bool ring_for(kvc__ring *ring, const kvc_cache *cache, const kvc__layer *
 
 static kvc_status check_held(const kvc_cache *cache, const kvc__layer *layer,
                              const kvc_cache_held *held) {
+    const int64_t most = cache->desc.max_positions;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
         kvc__ring ring;
         if (held[b].length < 0)
             return kvc__fail(KVC_E_RANGE, "held[%lld].length: %lld given, at least 0 wanted",
                              (long long)b, (long long)held[b].length);
+        if (most && held[b].length > most)
+            return kvc__fail(KVC_E_RANGE,
+                             "held[%lld].length: %lld given, desc.max_positions is %lld",
+                             (long long)b, (long long)held[b].length, (long long)most);
         if (layer->rings && !ring_for(&ring, cache, layer, &held[b]))
             return kvc__fail(
                 KVC_E_RANGE,
@@ -88,12 +93,7 @@ static int64_t rows_of(const kvc_cache *cache, const kvc__layer *layer,
 }
 
 static kvc_status make_room(kvc_cache *cache, kvc__layer *layer, const kvc_cache_held *held) {
-    const int64_t rows = rows_of(cache, layer, held), most = cache->desc.max_positions;
-    for (int64_t b = 0; b < cache->desc.batch; b++)
-        if (most && held[b].length > most)
-            return kvc__fail(KVC_E_RANGE,
-                             "held[%lld].length: %lld given, desc.max_positions is %lld",
-                             (long long)b, (long long)held[b].length, (long long)most);
+    const int64_t rows = rows_of(cache, layer, held);
     if (rows == 0) return KVC_OK; /* EXACT would take a buffer of nothing */
     if (!cache->tables) return kvc__linear_grow(cache, layer, 0, rows);
     kvc_status status = KVC_OK;
@@ -203,7 +203,8 @@ kvc_status kvc_cache_restore_mapped(kvc_cache *cache, int64_t index, const kvc_c
     for (int p = 0; status == KVC_OK && p < layer->planes_used; p++)
         status =
             map_plane(&layer->planes[p], cache, capacity, file->fd, file->rows, file->offsets[p]);
-    if (status == KVC_OK) status = make_room(cache, layer, held);
+    /* What a RESERVE cache has ready ahead of its rows comes with the next append: that costs more
+     * than all of the rest here, and who only attends has no use for it. */
     const kvc__layer *spare = status == KVC_OK ? &before : layer;
     for (int p = 0; p < layer->planes_used; p++) kvc_buffer_release(spare->planes[p].buffer);
     if (status != KVC_OK) {

@@ -214,7 +214,7 @@ static kvc_status commit_edges(kvc_buffer *b, size_t offset, size_t end) {
         const size_t before = offset > from ? offset - from : 0;
         const size_t behind = past > end ? past - end : 0;
         if (is_committed(b, unit)) continue;
-        KVC_TRY(kvc__pool_charge(b->pool, before + behind));
+        if (before + behind > 0) KVC_TRY(kvc__pool_charge(b->pool, before + behind));
         b->resident_bytes += before + behind;
         b->committed[unit / 64] |= (uint64_t)1 << (unit % 64);
     }

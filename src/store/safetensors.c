@@ -206,21 +206,27 @@ kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_
     return status;
 }
 
-kvc_status kvc_safetensors_verify(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor) {
+kvc_status kvc__safetensors_stream(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
+                                   kvc__piece_fn take, void *context) {
     void *buffer;
     kvc__digest digest;
     kvc_status status = KVC_OK;
-    if (!s->header.has_checksums)
-        return kvc__fail(KVC_E_UNSUPPORTED, "%s: has no checksums", s->file.name);
     KVC_TRY(kvc__store_calloc(&buffer, KVC__PIECE_BYTES, 1, "a buffer"));
     kvc__digest_init(&digest);
     for (size_t done = 0; status == KVC_OK && done < tensor->bytes;) {
         const size_t left = tensor->bytes - done;
         const size_t bytes = left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
         status = kvc__file_read(&s->file, buffer, bytes, tensor->offset + done);
-        if (status == KVC_OK) kvc__digest_add(&digest, buffer, bytes);
+        if (status == KVC_OK && s->header.has_checksums) kvc__digest_add(&digest, buffer, bytes);
+        if (status == KVC_OK && take) take(context, buffer, done, bytes);
         done += bytes;
     }
     kvc__store_free(buffer, KVC__PIECE_BYTES, 1);
-    return status == KVC_OK ? compare(s, tensor, &digest) : status;
+    return status == KVC_OK && s->header.has_checksums ? compare(s, tensor, &digest) : status;
+}
+
+kvc_status kvc_safetensors_verify(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor) {
+    if (!s->header.has_checksums)
+        return kvc__fail(KVC_E_UNSUPPORTED, "%s: has no checksums", s->file.name);
+    return kvc__safetensors_stream(s, tensor, NULL, NULL);
 }

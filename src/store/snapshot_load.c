@@ -1,4 +1,5 @@
 /* From a verified file to a cache. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -13,9 +14,32 @@ enum { SPARE_POSITIONS = 4096 };
 typedef struct load {
     const kvc_snapshot *s;
     const kvc_snapshot_options *options;
+    kvc_executor executor; /* parallel_for is NULL where there is none */
     kvc_cache *cache;
     int64_t mapped;
 } load;
+
+enum { SENTENCE = 512 };
+
+/* A layer whose planes are read, maybe several at once. */
+typedef struct reading {
+    const load *l;
+    int64_t layer;
+    bool paged;
+    kvc_array views[KVC__SNAPSHOT_PLANES]; /* where it lies, in order; */
+    kvc_blocks_layout layout;              /* or, where it is paged, in blocks, */
+    size_t offsets[KVC__SNAPSHOT_PLANES];  /* in each of which planes begin here */
+    kvc_status statuses[KVC__SNAPSHOT_PLANES];
+    char sentences[KVC__SNAPSHOT_PLANES][SENTENCE];
+} reading;
+
+/* One of its planes. */
+typedef struct plane {
+    const reading *r;
+    int index;
+    const kvc_safetensors_tensor *tensor;
+    size_t row_bytes;
+} plane;
 
 static kvc_status check_field(const kvc_snapshot *s, const char *name, const char *expected,
                               const char *found) {
@@ -42,79 +66,103 @@ static int64_t longest(const kvc_snapshot *s) {
     return most;
 }
 
-static size_t row_bytes(const kvc_safetensors_tensor *t) {
-    return (size_t)t->shape[3] * kvc_dtype_size_bytes(t->dtype);
-}
-
-/* Reads rows [first, first + n) of a sequence's head to memory where they follow each other. */
-static kvc_status read_rows(const kvc_snapshot *s, const kvc_safetensors_tensor *t, void *into,
-                            int64_t sequence, int64_t head, int64_t first, int64_t n) {
-    const int64_t row = (sequence * t->shape[1] + head) * t->shape[2] + first;
-    return kvc_safetensors_read(s->file, t, into, (size_t)row * row_bytes(t),
-                                (size_t)n * row_bytes(t));
-}
-
 static kvc_status verify(const kvc_snapshot *s, const kvc_safetensors_tensor *t) {
     return kvc_safetensors_has_checksums(s->file) ? kvc_safetensors_verify(s->file, t) : KVC_OK;
 }
 
-/* Reads a plane of a layer that views show. The file may have rows to spare. */
-static kvc_status read_plane(const kvc_snapshot *s, const kvc_safetensors_tensor *t,
-                             const kvc_array *view) {
-    if (view->shape[2] == t->shape[2]) return kvc_safetensors_load(s->file, t, view);
-    KVC_TRY(verify(s, t));
-    for (int64_t b = 0; b < view->shape[0]; b++)
-        for (int64_t h = 0; view->shape[2] > 0 && h < view->shape[1]; h++) {
-            const int64_t at = b * view->strides[0] + h * view->strides[1];
-            void *into = (char *)view->data + at * (int64_t)kvc_dtype_size_bytes(view->dtype);
-            KVC_TRY(read_rows(s, t, into, b, h, 0, view->shape[2]));
-        }
+/* Where row i of a sequence's head goes in blocks. size: positions of a block */
+static char *find_in_blocks(const plane *p, int64_t sequence, int64_t head, int64_t i,
+                            int64_t size) {
+    const kvc_blocks_layout *layout = &p->r->layout;
+    const int32_t *ids;
+    int64_t count;
+    if (kvc_cache_block_table(p->r->l->cache, sequence, &ids, &count) != KVC_OK) return NULL;
+    const int32_t id = ids[i / size];
+    const int64_t place = id & (((int64_t)1 << layout->slab_shift) - 1);
+    return (char *)layout->slabs[id >> layout->slab_shift] + (size_t)place * layout->block_bytes +
+           p->r->offsets[p->index] + (size_t)(head * size + i % size) * p->row_bytes;
+}
+
+/* Finds where row i of a sequence's head goes, and how many of those that follow it go behind it.
+ * NULL: nowhere. A file may have rows to spare. */
+static char *find_row(const plane *p, int64_t sequence, int64_t head, int64_t i, int64_t *run) {
+    const reading *r = p->r;
+    const kvc_array *view = &r->views[p->index];
+    const int64_t size = r->layout.positions;
+    const int64_t rows =
+        r->paged ? r->l->s->layers[r->layer].held[sequence].length : view->shape[2];
+    *run = i < rows ? rows - i : p->tensor->shape[2] - i;
+    if (i >= rows) return NULL;
+    if (r->paged && *run > size - i % size) *run = size - i % size;
+    if (r->paged) return find_in_blocks(p, sequence, head, i, size);
+    const int64_t at = sequence * view->strides[0] + head * view->strides[1] + i * view->strides[2];
+    return (char *)view->data + at * (int64_t)kvc_dtype_size_bytes(view->dtype);
+}
+
+/* Puts bytes of a plane's tensor where they go. */
+static void place(void *context, const char *piece, size_t offset, size_t bytes) {
+    const plane *p = context;
+    const int64_t heads = p->tensor->shape[1], rows = p->tensor->shape[2];
+    for (size_t done = 0; done < bytes;) {
+        const size_t at = offset + done, past = at % p->row_bytes;
+        const int64_t n = (int64_t)(at / p->row_bytes), i = n % rows;
+        int64_t run;
+        char *row = find_row(p, n / rows / heads, n / rows % heads, i, &run);
+        size_t some = (size_t)run * p->row_bytes - past;
+        if (some > bytes - done) some = bytes - done;
+        if (row) memcpy(row + past, piece + done, some);
+        done += some;
+    }
+}
+
+static kvc_status read_plane(const reading *r, int index) {
+    const kvc_snapshot *s = r->l->s;
+    const kvc_safetensors_tensor *t = s->tensors[r->layer].planes[index];
+    plane p = {.r = r, .index = index, .tensor = t};
+    if (!r->paged && r->views[index].shape[2] == t->shape[2])
+        return kvc_safetensors_load(s->file, t, &r->views[index]);
+    p.row_bytes = (size_t)t->shape[3] * kvc_dtype_size_bytes(t->dtype);
+    return kvc__safetensors_stream(s->file, t, place, &p);
+}
+
+static void read_task(void *argument, int64_t index, int thread) {
+    reading *r = argument;
+    (void)thread;
+    r->statuses[index] = read_plane(r, (int)index);
+    /* The sentence is this thread's; that of the load is to be the caller's. */
+    if (r->statuses[index] != KVC_OK)
+        (void)snprintf(r->sentences[index], SENTENCE, "%s", kvc_last_error());
+}
+
+/* Reads all planes of a layer, at once where there is an executor. */
+static kvc_status read_planes(reading *r) {
+    const int count = r->l->s->tensors[r->layer].count;
+    const kvc_executor *executor = &r->l->executor;
+    if (!executor->parallel_for) {
+        for (int p = 0; p < count; p++) KVC_TRY(read_plane(r, p));
+        return KVC_OK;
+    }
+    executor->parallel_for(executor->context, count, read_task, r);
+    for (int p = 0; p < count; p++)
+        if (r->statuses[p] != KVC_OK) return kvc__fail(r->statuses[p], "%s", r->sentences[p]);
     return KVC_OK;
 }
 
 static kvc_status read_linear(const load *l, int64_t layer) {
-    const kvc__snapshot_tensors *tensors = &l->s->tensors[layer];
-    kvc_array planes[KVC__SNAPSHOT_PLANES] = {{0}};
-    kvc_status status = kvc__snapshot_view(l->cache, layer, tensors->count > 2, planes);
-    for (int p = 0; status == KVC_OK && p < tensors->count; p++)
-        status = read_plane(l->s, tensors->planes[p], &planes[p]);
-    for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++) kvc_array_release(&planes[p]);
+    reading r = {.l = l, .layer = layer};
+    kvc_status status =
+        kvc__snapshot_view(l->cache, layer, l->s->tensors[layer].count > 2, r.views);
+    if (status == KVC_OK) status = read_planes(&r);
+    for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++) kvc_array_release(&r.views[p]);
     return status;
 }
 
-/* Reads a plane into the blocks of a sequence. */
-static kvc_status read_blocks(const load *l, const kvc_blocks_layout *layout, size_t offset_bytes,
-                              const kvc_safetensors_tensor *t, int64_t sequence, int64_t length) {
-    const int64_t size = layout->positions;
-    const int32_t *ids;
-    int64_t count;
-    KVC_TRY(kvc_cache_block_table(l->cache, sequence, &ids, &count));
-    for (int64_t i = 0; i * size < length; i++) {
-        const int64_t n = length - i * size < size ? length - i * size : size;
-        const int64_t place = ids[i] & (((int64_t)1 << layout->slab_shift) - 1);
-        char *plane = (char *)layout->slabs[ids[i] >> layout->slab_shift] +
-                      (size_t)place * layout->block_bytes + offset_bytes;
-        for (int64_t h = 0; h < t->shape[1]; h++)
-            KVC_TRY(read_rows(l->s, t, plane + (size_t)(h * size) * row_bytes(t), sequence, h,
-                              i * size, n));
-    }
-    return KVC_OK;
-}
-
 static kvc_status read_paged(const load *l, int64_t layer) {
-    const kvc__snapshot_tensors *tensors = &l->s->tensors[layer];
-    const kvc_snapshot_layer *from = &l->s->layers[layer];
-    kvc_blocks_layout layout = {.struct_size = sizeof layout};
-    size_t offsets[KVC__SNAPSHOT_PLANES];
-    KVC_TRY(kvc_blocks_layout_get(l->options->blocks, layer, &layout));
-    kvc__snapshot_block_planes(&layout, offsets);
-    for (int p = 0; p < tensors->count; p++) {
-        KVC_TRY(verify(l->s, tensors->planes[p]));
-        for (int64_t b = 0; b < l->s->contents.batch; b++)
-            KVC_TRY(
-                read_blocks(l, &layout, offsets[p], tensors->planes[p], b, from->held[b].length));
-    }
-    return KVC_OK;
+    reading r = {.l = l, .layer = layer, .paged = true};
+    r.layout.struct_size = sizeof r.layout;
+    KVC_TRY(kvc_blocks_layout_get(l->options->blocks, layer, &r.layout));
+    kvc__snapshot_block_planes(&r.layout, r.offsets);
+    return read_planes(&r);
 }
 
 static kvc_status map_layer(const load *l, int64_t layer) {
@@ -187,6 +235,16 @@ static kvc_status load_all(load *l, kvc_pool *pool) {
     return o->progress ? o->progress(o->progress_context, done, total) : KVC_OK;
 }
 
+static kvc_status check_executor(kvc_executor *out, const kvc_executor *given) {
+    if (!given) return KVC_OK;
+    KVC_TRY(kvc__snapshot_struct_in(out, sizeof *out, given, given->struct_size));
+    if (out->parallel_for && out->threads >= 1) return KVC_OK;
+    return kvc__fail(KVC_E_INVALID,
+                     "options.executor: %d threads and parallel_for %s given, at least 1 thread "
+                     "and a function wanted",
+                     out->threads, out->parallel_for ? "set" : "NULL");
+}
+
 static kvc_status check_options(const kvc_snapshot_options *o, const kvc_pool *pool) {
     if (!pool || kvc_pool_device(pool) != kvc_device_cpu())
         return kvc__fail(KVC_E_UNSUPPORTED, "pool: %s given, one of the cpu device wanted",
@@ -211,6 +269,7 @@ kvc_status kvc_snapshot_restore(kvc_cache **out, kvc_pool *pool, const kvc_snaps
         KVC_TRY(kvc__snapshot_struct_in(&full, sizeof full, options, options->struct_size));
     KVC_TRY(check_options(&full, pool));
     load l = {.s = s, .options = &full};
+    KVC_TRY(check_executor(&l.executor, full.executor));
     const kvc_status status = load_all(&l, pool);
     if (status == KVC_OK) *out = l.cache;
     else kvc_cache_free(l.cache);

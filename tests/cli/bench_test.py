@@ -1,8 +1,9 @@
-"""`kvcache bench fork`, `kvcache bench pool`, `kvcache bench prefix` and `kvcache bench tier`.
+"""`kvcache bench fork`, `pool`, `prefix`, `snapshot` and `tier`.
 
     bench_test.py PROGRAM
 """
 
+import re
 import unittest
 
 from program import ProgramTest
@@ -137,6 +138,54 @@ class Prefix(ProgramTest):
             self.assert_refused(2, "bench prefix", [option, given], f"{option}: '{given}' given")
         self.assert_refused(1, "bench prefix", ["--blocks", 1 << 28, "--positions", "256"],
                             "needs", "reduce --blocks or --positions")
+
+
+class Snapshot(ProgramTest):
+    TINY = ["--layers", "2", "--heads", "4/2", "--dim", "64"]
+    FIGURES = ["plain_write", "save", "plain_read", "buffer_read", "load", "map", "first_step",
+               "second_step"]
+
+    def test_json_has_a_row_for_each_kind_of_cache(self):
+        caches = ["reserve", "concat", "paged:16", "q8", "q4+paged", "window:50:4"]
+        result = self.parsed("bench", "snapshot", *self.TINY, "--positions", "300", "--cache",
+                             ",".join(caches), "--passes", "2", "--threads", "2", "--dir",
+                             self.folder / "a")
+        self.assertEqual((result["bench"], result["passes"], result["threads"]),
+                         ("snapshot", 2, 2))
+        self.assertEqual([r["cache"] for r in result["rows"]], caches)
+        self.assertEqual(list((self.folder / "a").iterdir()), [])  # nothing is left
+        for row in result["rows"]:
+            bits = {"q8": 8 + 32 / 64, "q4+paged": 4 + 32 / 64}.get(row["cache"], 16)
+            if row["cache"] != "window:50:4":  # which has more rows as long as a piece is appended
+                self.assertTrue(0 < row["bytes"] - 2 * 2 * 2 * 300 * 64 * bits / 8 < 8192, row)
+            self.assertEqual(row["mapped_layers"], 2)
+            for key in self.FIGURES:
+                self.assertGreater(row[f"{key}_ms"], 0, key)
+                self.assertLessEqual(row[f"{key}_best_ms"], row[f"{key}_ms"], key)
+            floor = min(row["plain_read_ms"], row["buffer_read_ms"])
+            for key, value in [("save_to_plain", row["plain_write_ms"] / row["save_ms"]),
+                               ("load_to_plain", row["plain_read_ms"] / row["load_ms"]),
+                               ("load_to_buffer", row["buffer_read_ms"] / row["load_ms"]),
+                               ("map_sooner", floor / row["map_ms"]),
+                               ("first_step_to_read", row["first_step_ms"] / floor)]:
+                self.assertAlmostEqual(row[key], value, delta=value / 100)
+
+    def test_the_table_has_two_lines_for_each_kind(self):
+        text = self.printed("bench", "snapshot", *self.TINY, "--positions", "100", "--passes", "1",
+                            "--fresh", "--verify", "--dir", self.folder, "--cache", "reserve,q4")
+        for name in "reserve", "q4":
+            self.assertRegex(text, rf"(?m)^{name} +[\d.]+ KiB( +[\d.]+){{12}}$")
+        self.assertEqual(len(re.findall(r"(?m)^  best( +[\d.]+){12}$", text)), 2)
+        self.assertLessEqual(max(map(len, text.splitlines()[3:])), 145)
+
+    def test_bad_values_are_refused(self):
+        for option, given in [("--layers", "0"), ("--heads", "4/3"), ("--dim", "0"),
+                              ("--positions", "0"), ("--dtype", "i8"), ("--cache", "q9"),
+                              ("--passes", "0"), ("--threads", "0")]:
+            self.assert_refused(2, "bench snapshot", [option, given], f"{option}: '{given}' given")
+        self.assert_refused(1, "bench snapshot", [*self.TINY, "--positions", "10", "--dir",
+                                                  "/proc/none"], "--dir: /proc/none: ")
+        self.assert_refused(1, "bench snapshot", ["--positions", 1 << 24], "needs", "--positions")
 
 
 class Tier(ProgramTest):

@@ -10,8 +10,9 @@ import unittest
 
 from program import PROGRAM, ProgramTest
 
-COMMANDS = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix", "explain",
-            "generate", "inspect", "convert"]
+PLAIN = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix",
+            "bench snapshot", "bench tier", "explain"]
+COMMANDS = PLAIN + ["convert", "generate", "inspect"]  # which take arguments
 
 
 class Program(ProgramTest):
@@ -50,13 +51,13 @@ class Program(ProgramTest):
         self.assert_refused(2, "", ["train"], "'train'", "bench, convert, explain, generate or inspect")
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
-        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool, prefix or tier")
-        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool, prefix or tier")
+        self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool, prefix, snapshot or tier")
+        self.assert_refused(2, "bench", ["knife"], "'knife'", "append, attend, fork, pool, prefix, snapshot or tier")
         for command in COMMANDS:
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")
             self.assert_refused(2, command, ["--help=3"], "--help: takes no value")
-        for command in COMMANDS[:-3]:
+        for command in PLAIN:
             self.assert_refused(2, command, ["stray"], "unexpected argument 'stray'")
             self.assert_refused(2, command, ["--json=1"], "--json: takes no value")
 

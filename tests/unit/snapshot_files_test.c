@@ -402,6 +402,41 @@ static void bytes__flipped_one_at_a_time_give_no_other_values(void **state) {
     kvc_cache_free(cache);
 }
 
+static void executor__has_the_caller_told_what_is_damaged(void **state) {
+    stage *s = *state;
+    kvc_threads *threads;
+    kvc_cache *cache = filled(s, &packed, KVC_GROW_RESERVE, 1, 70), *back;
+    kvc_snapshot *snapshot;
+    assert_ok(kvc_threads_new(&threads, 3));
+    kvc_executor executor = kvc_threads_executor(threads);
+    const kvc_snapshot_options options = {.struct_size = sizeof options, .executor = &executor};
+    for (size_t i = 0; i < 6; i++) { /* the planes */
+        assert_ok(kvc_snapshot_save(s->path, cache, NULL));
+        assert_ok(kvc_snapshot_open(&snapshot, s->path));
+        const kvc_safetensors_tensor *t =
+            kvc_safetensors_at(kvc_snapshot_contents_of(snapshot)->container, i);
+        const size_t at = (size_t)t->offset + t->bytes / 2;
+        char tensor[32], *bytes;
+        size_t count;
+        (void)snprintf(tensor, sizeof tensor, "tensor %s: ", t->name);
+        kvc_snapshot_close(snapshot);
+        bytes = test_file_get(s->path, &count);
+        bytes[at] ^= 1;
+        test_file_put(s->path, bytes, count);
+        free(bytes);
+        assert_fails(kvc_snapshot_load(&back, s->pool, s->path, &options), KVC_E_CORRUPT);
+        assert_non_null(strstr(kvc_last_error(), tensor));
+        assert_null(back);
+    }
+    executor.threads = 0;
+    assert_fails(kvc_snapshot_load(&back, s->pool, s->path, &options), KVC_E_INVALID);
+    executor.threads = 3;
+    executor.parallel_for = NULL;
+    assert_fails(kvc_snapshot_load(&back, s->pool, s->path, &options), KVC_E_INVALID);
+    kvc_cache_free(cache);
+    kvc_threads_free(threads);
+}
+
 static void mapped__load_verifies_if_asked(void **state) {
     stage *s = *state;
     kvc_cache *cache = filled(s, &plain, KVC_GROW_RESERVE, 1, 100), *back;
@@ -530,6 +565,7 @@ int main(void) {
         TEST(odd__files_are_refused_with_a_sentence),
         TEST(mixed__up_layers_are_refused),
         TEST(bytes__flipped_one_at_a_time_give_no_other_values),
+        TEST(executor__has_the_caller_told_what_is_damaged),
         TEST(mapped__load_verifies_if_asked),
         TEST(mapped__files_may_be_replaced_and_are_not_written),
         TEST(golden__file_of_ours_is_this_to_the_byte),

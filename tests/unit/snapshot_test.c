@@ -20,6 +20,7 @@ typedef struct stage {
     test_folder folder;
     char path[TEST_PATH], again[TEST_PATH];
     kvc_pool *pool;
+    kvc_threads *threads;
     uint64_t random;
     kvc_layer_spec specs[LAYERS];
     int64_t batch;
@@ -32,6 +33,7 @@ static int setup(void **state) {
     (void)test_folder_path(&s.folder, "a.safetensors", s.path);
     (void)test_folder_path(&s.folder, "b.safetensors", s.again);
     assert_ok(kvc_pool_new(&s.pool, kvc_device_cpu()));
+    assert_ok(kvc_threads_new(&s.threads, 3));
     *state = &s;
     return 0;
 }
@@ -41,6 +43,7 @@ static int teardown(void **state) {
     kvc_pool_stats stats = {.struct_size = sizeof stats};
     assert_ok(kvc_pool_stats_get(s->pool, &stats));
     assert_int_equal(stats.active_bytes, 0);
+    kvc_threads_free(s->threads);
     kvc_pool_free(s->pool);
     test_folder_deinit(&s->folder);
     return 0;
@@ -151,6 +154,7 @@ static void file_equal(const char *a, const char *b) {
 /* Loads the file in some way, and expects what the naive cache holds; also after more. */
 static void expect_load(stage *s, const naive_batch *naive, const kvc_cache *from, bool windows) {
     const int64_t way = test_below(&s->random, windows ? 4 : 5);
+    const kvc_executor executor = kvc_threads_executor(s->threads);
     int64_t mapped = -1;
     kvc_blocks *blocks = way == 4 ? new_blocks(s) : NULL;
     kvc_snapshot_options options = {.struct_size = sizeof options,
@@ -161,7 +165,8 @@ static void expect_load(stage *s, const naive_batch *naive, const kvc_cache *fro
                                     .max_positions = MOST,
                                     .blocks = blocks,
                                     .slack = windows ? test_below(&s->random, 5) : 0,
-                                    .mapped_layers = &mapped};
+                                    .mapped_layers = &mapped,
+                                    .executor = test_below(&s->random, 2) ? &executor : NULL};
     kvc_cache *cache;
     naive_batch twin;
     assert_ok(kvc_snapshot_load(&cache, s->pool, s->path, &options));

@@ -1,11 +1,17 @@
-/* In the place of tiers, where the program is built without libkvcache-store: none is ever wanted,
- * as the option is refused. */
+/* In the place of tiers and of what measures files, where the program is built without
+ * libkvcache-store: no tier is ever wanted, as the option is refused. */
 #include "cli.h"
 #include "commands.h"
 #include "generate_tiers.h"
 #include "tier_option.h"
 
 static const char sentence[] = "--tier: this program was built without libkvcache-store";
+
+int kvc_tool_bench_snapshot(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    return cli_usage("this program was built without libkvcache-store");
+}
 
 int kvc_tool_bench_tier(int argc, char **argv) {
     (void)argc;
