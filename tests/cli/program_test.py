@@ -11,7 +11,7 @@ import unittest
 from program import PROGRAM, ProgramTest
 
 PLAIN = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix",
-            "bench snapshot", "bench tier", "explain"]
+         "bench snapshot", "bench tier", "explain"]
 COMMANDS = PLAIN + ["convert", "generate", "inspect"]  # which take arguments
 
 
