@@ -30,8 +30,10 @@ typedef struct stage {
 
 /* The linker has every mmap come here: a part of a file that is mapped over a cache's memory, by
  * the core below the store's own calls, is a point that fails too. */
+/* NOLINTBEGIN(bugprone-reserved-identifier): the linker makes the names */
 void *__real_mmap(void *where, size_t bytes, int protection, int flags, int fd, off_t at);
 void *__wrap_mmap(void *where, size_t bytes, int protection, int flags, int fd, off_t at);
+/* NOLINTEND(bugprone-reserved-identifier) */
 
 static size_t mapped; /* so far */
 
