@@ -17,16 +17,35 @@ typedef struct source {
     uint64_t data_bytes;
 } source;
 
+/* The text on its way to jansson. */
+typedef struct feed {
+    const char *text;
+    size_t left;
+    bool starved;
+} feed;
+
+/* Gives the next byte, and looks whether there was memory for the one before: jansson goes on
+ * without a byte of a word or number that it could not keep, and clears errno at each number. */
+static size_t feed_byte(void *out, size_t room, void *context) {
+    feed *f = context;
+    f->starved = f->starved || errno == ENOMEM;
+    if (f->left == 0 || room == 0) return 0;
+    *(char *)out = *f->text++;
+    f->left--;
+    return 1;
+}
+
 static kvc_status parse(json_t **out, const source *s) {
     json_error_t error;
     char shown[KVC__SHOWN];
+    feed f = {.text = s->text, .left = s->bytes};
     if (s->bytes == 0 || s->text[0] != '{')
         return kvc__fail(KVC_E_CORRUPT, "%s: header: begins with no '{'", s->name);
     errno = 0;
-    *out = json_loadb(s->text, s->bytes, JSON_REJECT_DUPLICATES, &error);
-    if (*out) return KVC_OK;
-    if (errno == ENOMEM) /* jansson may call want of memory an invalid token */
+    *out = json_load_callback(feed_byte, &f, JSON_REJECT_DUPLICATES, &error);
+    if (f.starved || errno == ENOMEM) /* *out is freed with the header */
         return kvc__fail(KVC_E_NOMEM, "%s: no memory for the JSON of its header", s->name);
+    if (*out) return KVC_OK;
     return kvc__fail(KVC_E_CORRUPT, "%s: header: %s (byte %d)", s->name,
                      kvc__shown(shown, error.text), error.position);
 }

@@ -78,7 +78,7 @@ static kvc_tier_fault verify(const kvc_tier *tier, const kvc_tier_value *value) 
                                  value->payload_bytes);
 }
 
-/* Of another version or model it may be right for somebody else. */
+/* A whole value of another version or model may be right for somebody else. */
 static bool is_damage(kvc_tier_fault fault) {
     return fault == KVC_TIER_BAD_MAGIC || fault == KVC_TIER_BAD_LENGTH ||
            fault == KVC_TIER_BAD_KEY || fault == KVC_TIER_BAD_CHECKSUM;

@@ -58,10 +58,11 @@ kvc_tier_fault kvc__tier_value_check(const void *header, const uint8_t *fingerpr
     layout h;
     memcpy(&h, header, sizeof h);
     if (memcmp(h.magic, magic, sizeof magic) != 0) return KVC_TIER_BAD_MAGIC;
+    /* First of all, as in every version: then a version is another's, and not a flipped bit. */
+    if (!is_sum(h.header_sum, &h, SEALED_BYTES)) return KVC_TIER_BAD_CHECKSUM;
     if (h.version != htole32(VERSION) || h.header_bytes != htole32(KVC_TIER_HEADER_BYTES))
         return KVC_TIER_BAD_VERSION;
     if (h.zero) return KVC_TIER_BAD_VERSION;
-    if (!is_sum(h.header_sum, &h, SEALED_BYTES)) return KVC_TIER_BAD_CHECKSUM;
     if (h.payload_bytes != htole64(payload_bytes)) return KVC_TIER_BAD_LENGTH;
     if (memcmp(h.fingerprint, fingerprint, sizeof h.fingerprint) != 0)
         return KVC_TIER_BAD_FINGERPRINT;

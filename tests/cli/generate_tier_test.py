@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -45,11 +46,15 @@ class TierTest(unittest.TestCase):
         path.write_bytes(data)
         return path
 
-    def generate(self, *options, prompt=PROMPT, cache=BLOCKS, model=None):
+    def generate(self, *options, prompt=PROMPT, cache=BLOCKS, model=None, limit=None):
+        """limit: bytes that no file of the run may have more of; the signal for it is ignored, as
+        Python has it, and the write fails."""
         words = [PROGRAM, "generate", model or self.model, "--tokenizer", self.tokenizer,
                  "--prompt", prompt, "--cache", cache, *options]
+        limits = None if limit is None else lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (limit, limit))
         return subprocess.run([str(word) for word in words], capture_output=True, check=False,
-                              timeout=100)
+                              timeout=100, preexec_fn=limits, restore_signals=limit is None)
 
     def text(self, *options, **more):
         done = self.generate(*options, **more)
@@ -167,6 +172,17 @@ class Disk(TierTest):
             run.wait()
         self.assertEqual(self.text("--tier", tier), wanted)
         self.assertEqual(self.found("--tier", tier)[:2], (wanted, 48))
+
+    def test_a_full_disk_is_told_once_and_changes_nothing(self):
+        """As on a disk without room, no file of the run grows past so many bytes."""
+        wanted = self.text()
+        for most in 0, 100, 1000:
+            tier = self.new_tier()
+            done = self.generate("--tier", tier, limit=most)
+            self.assertEqual((done.returncode, done.stdout), (0, wanted), done.stderr)
+            self.assertEqual(done.stderr.decode().count("no room"), 1, done.stderr)
+            self.assertEqual(self.found("--tier", tier)[:2], (wanted, 0))
+            self.assertEqual(self.found("--tier", tier)[:2], (wanted, 48))
 
     def test_what_the_option_wants(self):
         many = ["--tier", "disk:x"] * 9
@@ -313,6 +329,30 @@ class Redis(TierTest):
             self.assertEqual(self.text("--tier", self.tier(proxy.port)), self.text(), most)
             self.stop_server()
             self.start_server()
+
+    def test_a_server_that_is_started_again_in_the_middle(self):
+        """Empty, as one is that keeps nothing on a disk; the connection is cut once."""
+        def start_again(_, data):
+            self.stop_server()
+            self.start_server()
+            return data
+
+        for most in 0, 9, 300, 900:
+            self.found("--steps", "33", "--tier", self.tier())
+            proxy = Proxy(self.port, most, lambda p, data: start_again(p, data) if once.pop(
+                "left", None) else data)
+            once = {"left": True}
+            self.assertEqual(self.text("--tier", self.tier(proxy.port)), self.text(), most)
+        self.assertEqual(self.found("--tier", self.tier())[0], self.text())
+
+    def test_a_server_that_starts_only_in_the_middle(self):
+        self.stop_server()
+        wanted = self.text("--steps", "90")
+        starter = threading.Timer(0.05, self.start_server)
+        starter.start()
+        text = self.text("--steps", "90", "--tier", self.tier())
+        starter.join()
+        self.assertEqual(text, wanted)
 
     def test_a_server_that_is_paused_in_the_middle(self):
         def pause(_, data):

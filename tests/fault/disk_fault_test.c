@@ -3,10 +3,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <kvcache/tier_disk.h>
@@ -38,7 +40,16 @@ static int error, after;
 /* A file read or written a few bytes at a time, and the end where there is none. */
 static bool piecemeal, ends;
 
+/* Calls until the process is killed, at one, or in the middle of one that writes; 0: never. */
+static int kill_at;
+static bool tears;
+
+static bool is_the_end(void) {
+    return kill_at && --kill_at == 0;
+}
+
 static bool fails(which call) {
+    if (call != PWRITEV && is_the_end()) (void)raise(SIGKILL);
     if (!error || call != failing || after-- > 0) return false;
     errno = error;
     return true;
@@ -70,6 +81,10 @@ static ssize_t fake_preadv(int fd, const struct iovec *parts, int count, off_t a
 
 static ssize_t fake_pwritev(int fd, const struct iovec *parts, int count, off_t at) {
     struct iovec one;
+    if (is_the_end()) {
+        if (tears) (void)real.pwritev(fd, &one, piece(&one, parts, count), at);
+        (void)raise(SIGKILL);
+    }
     if (fails(PWRITEV)) return -1;
     return piecemeal ? real.pwritev(fd, &one, piece(&one, parts, count), at)
                      : real.pwritev(fd, parts, count, at);
@@ -301,6 +316,65 @@ static void disk_fault__a_read_only_folder_gives_and_takes_nothing(void **state)
     kvc_tier_free(tier);
 }
 
+/* Puts a new value and one over an old one, in a process that is killed at the nth call. Returns
+ * whether it was. */
+static bool killed(int nth) {
+    int status;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        kill_at = nth;
+        kvc_tier *tier = open_tier(0);
+        (void)test_tier_put(tier, 1, 8, BYTES);
+        (void)test_tier_put(tier, 2, 9, BYTES);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFSIGNALED(status)) assert_int_equal(WTERMSIG(status), SIGKILL);
+    else assert_int_equal(WEXITSTATUS(status), 0);
+    return WIFSIGNALED(status);
+}
+
+/* The seed of the value that a key has, of two; -1: it has none. */
+static int seed_of(kvc_tier *tier, uint64_t number, int one, int other) {
+    uint8_t key[KVC_BLOCK_KEY_BYTES], data[BYTES], right[2][BYTES];
+    kvc_tier_item item = {.key = key, .data = data, .size_bytes = BYTES};
+    test_tier_key(key, number);
+    test_tier_payload(right[0], BYTES, (uint64_t)one);
+    test_tier_payload(right[1], BYTES, (uint64_t)other);
+    assert_ok(kvc_tier_get_into_many(tier, &item, 1));
+    assert_int_not_equal(item.result, KVC_TIER_FAULT);
+    if (item.result == KVC_TIER_MISS) return -1;
+    const bool is_one = memcmp(data, right[0], BYTES) == 0;
+    if (!is_one) assert_memory_equal(data, right[1], BYTES);
+    return is_one ? one : other;
+}
+
+static void disk_fault__a_kill_at_any_call_leaves_the_old_value_or_the_new_one(void **state) {
+    int old = 0, new = 0;
+    (void)state;
+    for (int way = 0; way < 2; way++) {
+        bool was_killed = true;
+        tears = way;
+        for (int nth = 1; was_killed; nth++) {
+            kvc_tier *tier = open_tier(0);
+            assert_int_equal(test_tier_put(tier, 1, 7, BYTES), KVC_TIER_HIT);
+            kvc_tier_free(tier);
+            was_killed = killed(nth);
+            tier = open_tier(0); /* which tidies up */
+            assert_int_equal(files_in_tmp(), 0);
+            const int seed = seed_of(tier, 1, 7, 8), second = seed_of(tier, 2, 9, 9);
+            assert_true(seed == 7 || seed == 8);
+            assert_true(was_killed || (seed == 8 && second == 9));
+            old += seed == 7;
+            new += seed == 8;
+            kvc_tier_free(tier);
+        }
+    }
+    tears = false;
+    assert_true(old >= 8 && new >= 8);
+}
+
 #define DISK_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
@@ -313,6 +387,7 @@ int main(void) {
         DISK_TEST(disk_fault__what_cannot_be_evicted_refuses_the_put),
         DISK_TEST(disk_fault__file_systems_without_exchange_replace_too),
         DISK_TEST(disk_fault__a_read_only_folder_gives_and_takes_nothing),
+        DISK_TEST(disk_fault__a_kill_at_any_call_leaves_the_old_value_or_the_new_one),
     };
     return cmocka_run_group_tests_name("disk_fault", tests, NULL, NULL);
 }

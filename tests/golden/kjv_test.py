@@ -3,7 +3,7 @@
     kjv_test.py PROGRAM FOLDER
 
 FOLDER holds model.bin and tokenizer.bin; without them this is skipped (exit status 77). With
-KVC_TEST_QUICK in the environment, perplexities of tens of thousands of tokens are."""
+KVC_TEST_QUICK in the environment, all texts but two are: other tests run the same code on less."""
 
 import os
 import re
@@ -36,9 +36,11 @@ class ShippedModel(unittest.TestCase):
             for cache in "concat", "chunk", "reserve":
                 self.assertEqual(generate(*options, "--cache", cache), wanted)
 
+    @whole_texts
     def test_the_context_is_that_of_the_recipe(self):
         self.assertGreater(len(generate("--steps", str(CONTEXT))), CONTEXT)
 
+    @whole_texts
     def test_a_long_prompt_of_its_own_words_is_continued(self):
         prompt = generate("--seed", "5", "--steps", "300").rstrip("\n")
         wanted = generate("--seed", "5", "--prompt", prompt)
@@ -46,6 +48,7 @@ class ShippedModel(unittest.TestCase):
         for cache in "concat", "chunk":
             self.assertEqual(generate("--seed", "5", "--prompt", prompt, "--cache", cache), wanted)
 
+    @whole_texts
     def test_guesses_change_nothing(self):
         for options in ["--temperature", "0"], ["--seed", "3"]:
             options += ["--prompt", "And God said", "--steps", "600"]
@@ -61,6 +64,7 @@ class ShippedModel(unittest.TestCase):
         self.assertIsNotNone(found, line)
         self.assertAlmostEqual(float(found[1]), 2.5093, delta=1e-4)
 
+    @whole_texts
     def test_half_floats_predict_as_well(self):
         """The first 8 KB of the text: two windows and a half."""
         with tempfile.NamedTemporaryFile() as text:

@@ -82,6 +82,9 @@ void test_tensor_free(test_tensor *tensor);
 double test_get(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d);
 void test_set(const kvc_array *a, int64_t b, int64_t h, int64_t i, int64_t d, double value);
 
+/** Decodes row [b][h][i]. out: [shape[3]] */
+void test_get_row(double *out, const kvc_array *a, int64_t b, int64_t h, int64_t i);
+
 /** Sets every element to a random number in [-amplitude, amplitude). */
 void test_fill_random(const kvc_array *a, double amplitude, uint64_t *seed);
 
@@ -142,6 +145,11 @@ void test_compare_formula(const test_problem *p);
 
 /** Runs a problem on both paths and compares each with the truth; the fused path's result stays. */
 void test_compare_paths(const test_problem *p);
+
+/** Tells whether a case of many is left out: of KVC_TEST_ONE_OF one is tried, which is 1 but where
+ * the build is slow; and an instruction set with products of bf16 of its own has the loops of the
+ * one before for all other rows, whose run tries these. */
+bool test_leaves_out(const test_case *c, uint64_t *seed);
 
 /** Checks a case on both paths, and on the fused one by an executor as well, what nobody sees being
  * NaN. */

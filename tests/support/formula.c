@@ -4,17 +4,20 @@
 #include "support/attend.h"
 #include "support/support.h"
 
-/* scale · q[b][h][i] · k[b][h / group][j]; adds up in *parts what its products are in magnitude. */
-static double raw_score(const test_problem *p, int64_t b, int64_t h, int64_t i, int64_t j,
-                        double *parts) {
-    const test_case *c = &p->c;
-    const int64_t group = c->q_heads / c->kv_heads;
+/* Rows of the problem in f64, and a row of scores. */
+typedef struct scratch {
+    double *scores; /* [length] */
+    double *q, *k;  /* [key_dim] */
+    double *v;      /* [value_dim] */
+} scratch;
+
+/* scale · q · k; adds up in *parts what its products are in magnitude. */
+static double raw_score(const test_case *c, const double *q, const double *k, double *parts) {
     const double scale = c->scale != 0 ? (double)c->scale : 1 / sqrt((double)c->key_dim);
     double sum = 0;
     *parts = 0;
     for (int64_t d = 0; d < c->key_dim; d++) {
-        const double product =
-            scale * test_get(&p->q.array, b, h, i, d) * test_get(&p->k.array, b, h / group, j, d);
+        const double product = scale * q[d] * k[d];
         sum += product;
         *parts += fabs(product);
     }
@@ -66,18 +69,20 @@ void test_poison_unseen(const test_problem *p) {
     }
 }
 
-/* One row of the truth; returns its log-sum-exp. scores: [length], scratch. */
+/* One row of the truth; returns its log-sum-exp. */
 static double attend_row(test_truth *truth, const test_problem *p, int64_t b, int64_t h, int64_t i,
-                         double *scores, double *out) {
+                         const scratch *s, double *out) {
     const test_case *c = &p->c;
     const int64_t kv_head = h / (c->q_heads / c->kv_heads);
     const double sink = c->sinks ? of_head(&p->sinks, h) : -INFINITY;
-    double most = sink;
+    double most = sink, *scores = s->scores;
+    test_get_row(s->q, &p->q.array, b, h, i);
     for (int64_t j = 0; j < c->length; j++) {
         scores[j] = -INFINITY;
         if (!sees(p, b, h, i, j)) continue;
         double parts;
-        const double raw = raw_score(p, b, h, i, j, &parts);
+        test_get_row(s->k, &p->k.array, b, kv_head, j);
+        const double raw = raw_score(c, s->q, s->k, &parts);
         scores[j] = adjusted(p, b, h, i, j, raw);
         most = fmax(most, scores[j]);
         truth->largest_score = fmax(truth->largest_score, fmax(fabs(raw), fabs(scores[j])));
@@ -90,8 +95,8 @@ static double attend_row(test_truth *truth, const test_problem *p, int64_t b, in
         const double weight = exp(scores[j] - most);
         if (weight == 0) continue;
         total += weight;
-        for (int64_t d = 0; d < c->value_dim; d++)
-            out[d] += weight * test_get(&p->v.array, b, kv_head, j, d);
+        test_get_row(s->v, &p->v.array, b, kv_head, j);
+        for (int64_t d = 0; d < c->value_dim; d++) out[d] += weight * s->v[d];
     }
     for (int64_t d = 0; d < c->value_dim; d++) out[d] /= total;
     return most + log(total);
@@ -106,14 +111,20 @@ static double *new_doubles(int64_t count) {
 test_truth test_truth_new(const test_problem *p) {
     const test_case *c = &p->c;
     const int64_t rows = c->batch * c->q_heads * c->queries;
-    double *scores = new_doubles(c->length);
+    const scratch s = {.scores = new_doubles(c->length),
+                       .q = new_doubles(c->key_dim),
+                       .k = new_doubles(c->key_dim),
+                       .v = new_doubles(c->value_dim)};
     test_truth truth = {.out = new_doubles(rows * c->value_dim), .lse = new_doubles(rows)};
     for (int64_t row = 0; row < rows; row++) {
         const int64_t b = row / c->queries / c->q_heads, h = row / c->queries % c->q_heads;
         truth.lse[row] =
-            attend_row(&truth, p, b, h, row % c->queries, scores, truth.out + row * c->value_dim);
+            attend_row(&truth, p, b, h, row % c->queries, &s, truth.out + row * c->value_dim);
     }
-    free(scores);
+    free(s.scores);
+    free(s.q);
+    free(s.k);
+    free(s.v);
     return truth;
 }
 

@@ -139,9 +139,7 @@ static kvc_status run(const test_problem *p, const paged *g, kvc_path path,
 /* On the fused path, there by threads, and now and then on the reference, which is slow. A case
  * with lengths has one of all its positions. */
 static void check(const test_case *c, int64_t positions, uint64_t *seed) {
-#if defined(__SANITIZE_THREAD__) /* takes twenty times as long, and looks for races */
-    if (test_below(seed, 7) != 0) return;
-#endif
+    if (test_leaves_out(c, seed)) return;
     test_problem p = test_problem_new(c, seed);
     test_truth right = test_truth_new(&p);
     test_poison_unseen(&p);
