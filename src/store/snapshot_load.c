@@ -75,7 +75,8 @@ static kvc_status read_plane(const kvc_snapshot *s, const kvc_safetensors_tensor
 static kvc_status read_linear(const load *l, int64_t layer) {
     const kvc__snapshot_tensors *tensors = &l->s->tensors[layer];
     kvc_array planes[KVC__SNAPSHOT_PLANES] = {{0}};
-    kvc_status status = kvc__snapshot_view(l->cache, layer, tensors->count > 2, planes);
+    kvc_status status =
+        kvc__snapshot_view(l->cache, layer, &l->s->contents.layer[layer].spec, planes);
     for (int p = 0; status == KVC_OK && p < tensors->count; p++)
         status = read_plane(l->s, tensors->planes[p], &planes[p]);
     for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++) kvc_array_release(&planes[p]);
