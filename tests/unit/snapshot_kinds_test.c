@@ -1,4 +1,5 @@
 /* Snapshots: random caches of every kind that there is, beside what came back of their files. */
+#include <stdio.h>
 #include <string.h>
 
 #include <kvcache/snapshot.h>
@@ -223,11 +224,99 @@ static void keys_per_channel__are_unpacked_as_far_back_as_they_were(void **state
         }
 }
 
+/* A file of keys per channel in which something is another than it should be. */
+typedef struct lie {
+    int number; /* which of those of the layer; -1: none */
+    const char *text;
+    int plane; /* which tensor; -1: none */
+    int64_t shape[4];
+    const char *dtype; /* NULL: the tensor is not there */
+    const char *sentence;
+} lie;
+
+static kvc_status zeros(void *context, void *out, size_t offset, size_t bytes) {
+    (void)context;
+    (void)offset;
+    memset(out, 0, bytes);
+    return KVC_OK;
+}
+
+static void put_lie(const stage *s, const lie *l) {
+    static const char *const numbers[] = {"0", "0", "8", "32", "2", "33", "0"};
+    static const char *const names[] = {"0.0.0", "0.1.0", "0.0.1", "0.0.2",
+                                        "0.1.1", "0.1.2", "0.2"};
+    static const int64_t shapes[][4] = {{1, 1, 2, 256}, {1, 1, 64, 8}, {1, 1, 2, 32}, {1, 1, 2, 32},
+                                        {1, 1, 64, 1},  {1, 1, 64, 1}, {1, 1, 64, 32}};
+    kvc_safetensors_writer *w;
+    assert_ok(kvc_safetensors_writer_new(&w, "1."));
+    assert_ok(kvc_safetensors_writer_metadata(w, "2.0", "KvcCache"));
+    for (int i = 0; i < 7; i++) {
+        char key[16];
+        (void)snprintf(key, sizeof key, "0.0.%d", i);
+        assert_ok(kvc_safetensors_writer_metadata(w, key, i == l->number ? l->text : numbers[i]));
+        const bool other = i == l->plane;
+        const char *dtype = other ? l->dtype : i < 2 ? "U32" : "F32";
+        if (dtype)
+            assert_ok(kvc_safetensors_writer_fill(w, names[i], dtype, 4,
+                                                  other ? l->shape : shapes[i], zeros, NULL));
+    }
+    assert_ok(kvc_safetensors_writer_save(w, s->at.path));
+    kvc_safetensors_writer_free(w);
+}
+
+static void keys_per_channel__files_that_lie_are_refused(void **state) {
+    stage *s = *state;
+    static const lie cases[] = {
+        {-1, NULL, -1, {0}, NULL, NULL},
+        {5, "64", -1, {0}, NULL, NULL},
+        {6, "32", -1, {0}, NULL, NULL},
+        {4, "3", -1, {0}, NULL, NULL},
+        {0, "8", -1, {0}, NULL, "window is 8, none for keys per channel"},
+        {2, "0", -1, {0}, NULL, "packing is 2"},
+        {4, "4", -1, {0}, NULL, "packing is 4"},
+        {5, "65", -1, {0}, NULL, "length is 65"},
+        {5, "9223372036854775807", -1, {0}, NULL, "length is 9223372036854775807"},
+        {6, "33", -1, {0}, NULL, "unpacked is 33"},
+        {6, "9223372036854775807", -1, {0}, NULL, "unpacked is 9223372036854775807"},
+        {6, "-1", -1, {0}, NULL, "0.0.6 is -1"},
+        {-1, NULL, 0, {1, 1, 3, 256}, "U32", "tensor 0.0.0 is U32 [1, 1, 3, 256]"},
+        {-1, NULL, 0, {1, 1, 64, 8}, "U32", "tensor 0.0.0 is U32 [1, 1, 64, 8]"},
+        {-1, NULL, 0, {1, 1, 2, 255}, "U32", "a scale for each group of the words"},
+        {-1, NULL, 1, {1, 1, 65, 8}, "U32", "rows of whole groups"},
+        {-1, NULL, 1, {1, 1, 0, 8}, "U32", "batch, heads and rows"},
+        {-1, NULL, 1, {1, 1, 64, 0}, "U32", "extents of at least 1"},
+        {-1, NULL, 1, {1, (int64_t)1 << 40, 0, 8}, "U32", "batch, heads and rows"},
+        {-1, NULL, 2, {1, 1, 2, 16}, "F32", "a scale for each group of the words"},
+        {-1, NULL, 3, {1, 1, 2, 32}, "F16", "one dtype of scales"},
+        {-1, NULL, 4, {2, 1, 64, 1}, "F32", "batch, heads and rows"},
+        {-1, NULL, 6, {1, 1, 33, 32}, "F32", "tensor 0.2 is F32 [1, 1, 33, 32]"},
+        {-1, NULL, 6, {1, 1, 64, 64}, "F32", "dtype and channels"},
+        {-1, NULL, 6, {1, 1, 64, 32}, "F16", "dtype and channels"},
+        {-1, NULL, 6, {1, 1, 64, 32}, "U32", "F32, F16 or BF16"},
+        {-1, NULL, 6, {0}, NULL, "tensor 0.2 is not there"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (unsigned flags = 0; flags < 2; flags++) {
+            const kvc_snapshot_options options = {.struct_size = sizeof options, .flags = flags};
+            const char *sentence = cases[i].sentence;
+            kvc_cache *cache;
+            put_lie(s, &cases[i]);
+            const kvc_status status = kvc_snapshot_load(&cache, s->at.pool, s->at.path, &options);
+            if (status != (sentence ? KVC_E_CORRUPT : KVC_OK) ||
+                (sentence && !strstr(kvc_last_error(), sentence)))
+                fail_msg("case %zu: %s: %s", i, kvc_status_name(status), kvc_last_error());
+            if (status) assert_null(cache);
+            else assert_ok(kvc_cache_check(cache));
+            kvc_cache_free(cache);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(every__kind_comes_back_whole_or_by_sequence_and_goes_on),
         TEST(keys_per_channel__are_unpacked_as_far_back_as_they_were),
+        TEST(keys_per_channel__files_that_lie_are_refused),
 #undef TEST
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
