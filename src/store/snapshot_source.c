@@ -34,7 +34,7 @@ kvc_status kvc__snapshot_view(const kvc_cache *cache, int64_t layer, const kvc_l
 }
 
 void kvc__snapshot_block_planes(const kvc_blocks_layout *layout, size_t out[KVC__SNAPSHOT_PLANES]) {
-    const size_t all[KVC__SNAPSHOT_TAIL] = {
+    const size_t all[KVC__SNAPSHOT_PLANES] = {
         layout->k_offset_bytes,        layout->v_offset_bytes,
         layout->k_scales_offset_bytes, layout->k_biases_offset_bytes,
         layout->v_scales_offset_bytes, layout->v_biases_offset_bytes};
@@ -52,9 +52,9 @@ static kvc_status find_blocks(kvc__source *s, const kvc_cache_desc *desc, int pl
     KVC_TRY(kvc_blocks_layout_get(desc->blocks, s->layer, &s->layout));
     kvc__snapshot_block_planes(&s->layout, offsets);
     const kvc_blocks_layout *l = &s->layout;
-    const size_t rows[KVC__SNAPSHOT_TAIL] = {l->k_row_bytes,        l->v_row_bytes,
-                                             l->k_scales_row_bytes, l->k_scales_row_bytes,
-                                             l->v_scales_row_bytes, l->v_scales_row_bytes};
+    const size_t rows[KVC__SNAPSHOT_PLANES] = {l->k_row_bytes,        l->v_row_bytes,
+                                               l->k_scales_row_bytes, l->k_scales_row_bytes,
+                                               l->v_scales_row_bytes, l->v_scales_row_bytes};
     s->offset_bytes = offsets[plane];
     s->row_bytes = rows[plane];
     return KVC_OK;

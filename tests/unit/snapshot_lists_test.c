@@ -137,7 +137,7 @@ static kvc_status give(void *context, void *out, size_t offset, size_t bytes) {
     const char *text = context;
     for (size_t i = 0; i < bytes; i++) {
         const size_t at = offset + i;
-        ((char *)out)[i] = text && at % 4 == 0 ? (*text == '#' ? 5 : text[at / 4]) : '\0';
+        ((char *)out)[i] = text && at % 4 == 0 ? (*text == '#' ? '\5' : text[at / 4]) : '\0';
     }
     return KVC_OK;
 }
