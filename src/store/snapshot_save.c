@@ -208,7 +208,9 @@ static kvc_status put_plane(const save *s, int64_t layer, int plane) {
 static kvc_status give_text(void *context, void *out, size_t offset, size_t bytes) {
     const char *text = context;
     char *to = out;
-    for (size_t i = 0; i < bytes; i++) to[i] = (offset + i) % 4 ? '\0' : text[(offset + i) / 4];
+    memset(to, 0, bytes);
+    for (size_t i = 0; i < bytes; i++)
+        if ((offset + i) % 4 == 0) to[i] = text[(offset + i) / 4];
     return KVC_OK;
 }
 

@@ -134,11 +134,11 @@ typedef struct odd {
 } odd;
 
 static kvc_status give(void *context, void *out, size_t offset, size_t bytes) {
-    const char *text = context;
-    for (size_t i = 0; i < bytes; i++) {
-        const size_t at = offset + i;
-        ((char *)out)[i] = text && at % 4 == 0 ? (*text == '#' ? '\5' : text[at / 4]) : '\0';
-    }
+    static const char five[] = {5};
+    const char *text = context && *(const char *)context == '#' ? five : context;
+    memset(out, 0, bytes);
+    for (size_t i = 0; text && i < bytes; i++)
+        if ((offset + i) % 4 == 0) ((char *)out)[i] = text[(offset + i) / 4];
     return KVC_OK;
 }
 
