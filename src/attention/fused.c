@@ -43,9 +43,10 @@ static size_t whole_lines(size_t floats) {
 }
 
 /* Positions of a block. With the rows of one tile a page of keys: memory is read best where no
- * stream rests for long. With more, which read it from the caches, longer blocks cost less. */
-static int64_t choose_block(int64_t rows, int64_t row_bytes) {
-    const int64_t bytes = rows > 4 ? 16384 : 4096;
+ * stream rests for long; two of packed ones, each block of which has its queries and weights spread
+ * and rounded. With more rows, which read it from the caches, longer blocks cost less. */
+static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
+    const int64_t bytes = rows > 4 ? 16384 : packed ? 8192 : 4096;
     return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), KVC__BLOCK);
 }
 
@@ -110,9 +111,10 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
     w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
-    w.block = job->format.keys_per_channel
-                  ? KVC__BLOCK /* a block that is packed together is unpacked together */
-                  : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
+    w.block =
+        job->format.keys_per_channel
+            ? KVC__BLOCK /* a block that is packed together is unpacked together */
+            : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim), job->format.bits > 0);
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
