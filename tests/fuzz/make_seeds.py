@@ -45,7 +45,8 @@ def snapshots():
            {"0.0.0": rows, "0.0.1": rows, "0.1.0.0": rows, "0.1.0.1": rows})
     yield ({"2.0": "", "1.0": "CacheList", "2.1.0": "0.0.0.2", "2.1.1": "scalar", "2.2.0": "0.0.1",
             "2.2.1": "string"},
-           {"0.0.0.0": rows, "0.0.0.1": rows, "0.0.0.2": ("I32", []), "0.0.1": ("I32", [7])})
+           {"0.0.0.0": rows, "0.0.0.1": rows, "0.0.0.2": ("I32", []),
+            "0.0.1": ("I32", [7], "KVCache")})
     numbers = ["0", "0", "4", "32", "3", "2", "0"]
     yield ({"2.0": "KvcCache", **{f"0.0.{i}": n for i, n in enumerate(numbers)}},
            {"0.0.0": ("U32", [1, 1, 1, 128]), "0.0.1": ("F16", [1, 1, 1, 32]),
@@ -77,13 +78,14 @@ def safetensors():
             yield bytes([3, size]) + data
             yield bytes([0, 0]) + struct.pack("<Q", len(text)) + data
     for metadata, tensors in snapshots():
-        header, at = {"__metadata__": metadata}, 0
-        for name, (dtype, shape) in tensors.items():
-            end = at + (2 if dtype == "F16" else 4) * math.prod(shape)
-            header[name] = entry(dtype, shape, at, end)
-            at = end
+        header, content = {"__metadata__": metadata}, b""
+        for name, (dtype, shape, *characters) in tensors.items():
+            at = len(content)
+            content += "".join(characters).encode("utf-32-le")
+            content = content.ljust(at + (2 if dtype == "F16" else 4) * math.prod(shape), b"\0")
+            header[name] = entry(dtype, shape, at, len(content))
         text = json.dumps(header, separators=(",", ":")).encode()
-        yield bytes([0, 0]) + struct.pack("<Q", len(text)) + text + bytes(at)
+        yield bytes([0, 0]) + struct.pack("<Q", len(text)) + text + content
     # As the library writes it: docs/FORMAT.md has this file.
     text = ('{"__metadata__":{"kvc.xxh3.header":"16f0fec7290b83cce8792bf64a6d506e",'
             '"kvc.xxh3.tensors":"49a04899597a3567537653a0d9955b86bbf01262d3ba2a4b5b65fa69210d0f3d",'
