@@ -63,6 +63,7 @@ typedef struct conversion {
     kvc_snapshot *in;
     const kvc_snapshot_contents *from; /* of in */
     kvc_layer_spec *specs;             /* [layers] of OUT */
+    const char **paths;                /* [layers], as those of IN: lists of caches stay */
     bool changes;                      /* a layer becomes another */
     kvc_cache *cache;
     uint64_t in_bytes;
@@ -94,9 +95,12 @@ static int plan_layers(conversion *c) {
     const options *o = c->o;
     int64_t chosen = 0;
     c->specs = calloc((size_t)c->from->layers, sizeof *c->specs);
-    if (!c->specs) return cli_fail("no memory for %" PRId64 " layers", c->from->layers);
+    c->paths = calloc((size_t)c->from->layers, sizeof *c->paths);
+    if (!c->specs || !c->paths)
+        return cli_fail("no memory for %" PRId64 " layers", c->from->layers);
     for (int64_t i = 0; i < c->from->layers; i++) {
         const kvc_layer_spec *from = &c->from->layer[i].spec;
+        c->paths[i] = c->from->layer[i].path;
         c->specs[i] = *from;
         if (!is_chosen(o, from)) continue;
         chosen++;
@@ -220,7 +224,8 @@ static int write_cache(conversion *c) {
                               .token_count = c->from->token_count,
                               .texts = c->from->texts,
                               .text_count = c->from->text_count,
-                              .progress = progress_bar_saving};
+                              .progress = progress_bar_saving,
+                              .paths = c->paths};
     update_fingerprint(c, &info.fingerprint, packing);
     const kvc_status status = kvc_snapshot_save(o->paths[1], c->cache, &info);
     if (status == KVC_OK) return CLI_DONE;
@@ -292,6 +297,7 @@ static int run(const options *o) {
     kvc_pool_free(c.pool);
     kvc_snapshot_close(c.in);
     free(c.specs);
+    free(c.paths);
     return status;
 }
 

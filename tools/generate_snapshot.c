@@ -14,7 +14,8 @@
 static bool is_same(const kvc_layer_spec *a, const kvc_layer_spec *b) {
     return a->kv_heads == b->kv_heads && a->key_dim == b->key_dim && a->value_dim == b->value_dim &&
            a->dtype == b->dtype && a->window == b->window && a->keep == b->keep &&
-           a->kv_bits == b->kv_bits && a->kv_group == b->kv_group && a->rotated == b->rotated;
+           a->kv_bits == b->kv_bits && a->kv_group == b->kv_group &&
+           a->keys_per_channel == b->keys_per_channel && a->rotated == b->rotated;
 }
 
 /* Whether a file holds one sequence of a cache as the engine's is. */

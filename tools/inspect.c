@@ -39,7 +39,8 @@ const char *inspect_form_name(kvc_snapshot_form form) {
 static const char *row_text(char out[96], const kvc_layer_spec *spec) {
     int at = 0;
     if (spec->kv_bits)
-        at = snprintf(out, 96, "%d bits in groups of %d%s, scales ", spec->kv_bits, spec->kv_group,
+        at = snprintf(out, 96, "%d bits in groups of %d%s%s, scales ", spec->kv_bits,
+                      spec->kv_group, spec->keys_per_channel ? ", keys per channel" : "",
                       spec->rotated ? ", rotated" : "");
     at += snprintf(out + at, 96 - (size_t)at, "%s", kvc_dtype_name(spec->dtype));
     if (spec->window)
@@ -55,7 +56,18 @@ static bool is_alike(const kvc_snapshot_layer *a, const kvc_snapshot_layer *b, i
            a->spec.value_dim == b->spec.value_dim && a->spec.dtype == b->spec.dtype &&
            a->spec.window == b->spec.window && a->spec.keep == b->spec.keep &&
            a->spec.kv_bits == b->spec.kv_bits && a->spec.kv_group == b->spec.kv_group &&
+           a->spec.keys_per_channel == b->spec.keys_per_channel &&
            a->spec.rotated == b->spec.rotated;
+}
+
+/* "layer 3", "layers 3 to 5"; where they are in lists of the file, then "(2.1)", "(1.0 to 2.1)". */
+static void print_places(const kvc_snapshot_contents *c, int64_t first, int64_t last) {
+    const char *from = c->layer[first].path, *to = c->layer[last].path;
+    const bool listed = strchr(from, '.') || strchr(to, '.');
+    if (first == last) printf("layer %" PRId64, first);
+    else printf("layers %" PRId64 " to %" PRId64, first, last);
+    if (listed && first == last) printf(" (%s)", from);
+    else if (listed) printf(" (%s to %s)", from, to);
 }
 
 static void print_lengths(const kvc_snapshot_layer *layer, int64_t batch) {
@@ -68,8 +80,7 @@ void inspect_print_layers(const kvc_snapshot_contents *c) {
     for (int64_t first = 0, end; first < c->layers; first = end) {
         const kvc_snapshot_layer *layer = &c->layer[first];
         for (end = first + 1; end < c->layers && is_alike(layer, &c->layer[end], c->batch);) end++;
-        if (end - first == 1) printf("layer %" PRId64, first);
-        else printf("layers %" PRId64 " to %" PRId64, first, end - 1);
+        print_places(c, first, end - 1);
         printf(": %s, %" PRId64 " heads, keys of %" PRId64 ", values of %" PRId64 ", %s; ",
                layer->kind, layer->spec.kv_heads, layer->spec.key_dim, layer->spec.value_dim,
                row_text(text, &layer->spec));
@@ -122,12 +133,13 @@ static json_t *layer_object(const kvc_snapshot_layer *layer, int64_t batch) {
     json_t *lengths = json_array();
     for (int64_t b = 0; b < batch; b++)
         (void)json_array_append_new(lengths, json_integer(layer->held[b].length));
-    return json_pack("{s:s, s:I, s:I, s:I, s:s, s:I, s:I, s:i, s:i, s:b, s:I, s:o}", "kind",
-                     layer->kind, "kv_heads", (json_int_t)s->kv_heads, "key_dim",
-                     (json_int_t)s->key_dim, "value_dim", (json_int_t)s->value_dim, "dtype",
-                     kvc_dtype_name(s->dtype), "window", (json_int_t)s->window, "keep",
-                     (json_int_t)s->keep, "bits", s->kv_bits, "group", s->kv_group, "rotated",
-                     s->rotated, "rows", (json_int_t)layer->rows, "positions", lengths);
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:s, s:I, s:I, s:i, s:i, s:b, s:b, s:I, s:o}",
+                     "path", layer->path, "kind", layer->kind, "kv_heads", (json_int_t)s->kv_heads,
+                     "key_dim", (json_int_t)s->key_dim, "value_dim", (json_int_t)s->value_dim,
+                     "dtype", kvc_dtype_name(s->dtype), "window", (json_int_t)s->window, "keep",
+                     (json_int_t)s->keep, "bits", s->kv_bits, "group", s->kv_group,
+                     "keys_per_channel", s->keys_per_channel, "rotated", s->rotated, "rows",
+                     (json_int_t)layer->rows, "positions", lengths);
 }
 
 json_t *inspect_layers_object(const kvc_snapshot_contents *c) {

@@ -132,7 +132,8 @@ typedef struct kvc_cache_stats {
 typedef struct kvc_cache_held {
     int64_t length; /**< positions of the sequence */
     int64_t rows;   /**< that hold, or held, something */
-    int64_t first;  /**< of a window: keep as long as nothing was overwritten; else 0 */
+    int64_t first;  /**< of a window: keep as long as nothing was overwritten; of keys per channel:
+                         the first position whose key is held unpacked; else 0 */
     int64_t row;    /**< of a window: where `first` lies (or will, if length is less); else 0 */
 } kvc_cache_held;
 
@@ -140,9 +141,11 @@ typedef struct kvc_cache_held {
  * views have them. */
 typedef struct kvc_cache_file {
     int fd;              /**< open for reading; may be closed after the call */
-    int64_t rows;        /**< of each head; at least those that are held */
-    uint64_t offsets[6]; /**< of the first byte of keys, of values; where packed, of both words,
-                            then of the scales and biases of keys, then of those of values */
+    int64_t rows;        /**< of each head; at least those that are held. Keys per channel: in
+                            positions, whole groups of them */
+    uint64_t offsets[7]; /**< of the first byte of keys, of values; where packed, of both words,
+                            then of the scales and biases of keys, then of those of values; where
+                            keys are packed per channel, then of the unpacked ones */
 } kvc_cache_file;
 
 /** A KV cache. */
@@ -219,13 +222,13 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_view(const kvc_cache *cache, int64_t l
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view_quantized(const kvc_cache *cache, int64_t layer,
                                                          kvc_quantized *k, kvc_quantized *v);
 
-/** Lends the keys that are not packed, of a layer with keys per channel: those behind its last
- * whole block of G positions, rotated where the layer's are.
- * @param k  receives [batch][kv_heads][length mod G][key_dim] of the layer's dtype; owns a
- * reference
- * @errors   KVC_E_INVALID layer; KVC_E_UNSUPPORTED keys that are not packed per channel, or
- *           sequences of several lengths
- * @lifetime until released; as soon as G positions more were appended, appends write into it */
+/** Lends the keys that are held unpacked, of a layer with keys per channel, rotated where the
+ * layer's are: those behind the last whole block of G positions, which nothing else has, and as
+ * many before these as are there yet (kvc_cache_held_get: from `first` on).
+ * @param k  receives [batch][kv_heads][2 · G][key_dim] of the layer's dtype, position p in row
+ *           p mod 2 · G; no rows of an empty layer; owns a reference
+ * @errors   KVC_E_INVALID layer; KVC_E_UNSUPPORTED keys that are not packed per channel
+ * @lifetime until released; appends write into it */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_view_tail(const kvc_cache *cache, int64_t layer,
                                                     kvc_array *k);
 
@@ -303,8 +306,8 @@ KVC_API kvc_status kvc_cache_held_get(const kvc_cache *cache, int64_t layer, int
  * with the cache. How positions come back that were saved. O(batch), plus what growth costs.
  * @param held  [batch], borrowed for the call
  * @errors KVC_E_INVALID layer, a layer that is not empty; KVC_E_RANGE what no such layer can hold,
- *         more than max_positions; KVC_E_LIMIT, KVC_E_NOMEM; KVC_E_UNSUPPORTED keys per channel.
- *         Nothing changed, but RESERVE keeps pages that it had got. */
+ *         more than max_positions; KVC_E_LIMIT, KVC_E_NOMEM. Nothing changed, but RESERVE keeps
+ *         pages that it had got. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_restore(kvc_cache *cache, int64_t layer,
                                                   const kvc_cache_held *held);
 

@@ -4,10 +4,10 @@
  *
  * The file is a prompt cache of mlx-lm, which reads ours and whose files are read here, wherever it
  * has the kind: layers that keep all (KVCache), windows (RotatingKVCache), packed rows
- * (QuantizedKVCache), and mixtures of them. What it lacks (packed windows, rotated rows, sequences
- * whose lengths differ) has a class of its own, KvcCache, that mlx-lm refuses by name. A paged
- * cache is gathered and is, in a file, as any other. Keys packed per channel have no form in files
- * yet: copy such a cache to another kind first (kvc_cache_copy).
+ * (QuantizedKVCache), and mixtures of them, also in lists (CacheList: a model's layer that has
+ * several caches, each of which is a layer here). What it lacks (packed windows, keys per channel,
+ * rotated rows, sequences whose lengths differ) has a class of its own, KvcCache, that mlx-lm
+ * refuses by name. A paged cache is gathered and is, in a file, as any other.
  *
  * Beside that a file tells which model and what else its rows are for (the fingerprint), which
  * tokens they are of, and has a checksum of every tensor: user metadata that mlx-lm ignores.
@@ -74,6 +74,9 @@ typedef struct kvc_snapshot_info {
     int64_t text_count;                /**< 0: none */
     kvc_snapshot_progress_fn progress; /**< or NULL */
     void *progress_context;            /**< for progress */
+    const char *const *paths; /**< [layers of the cache] where in the file each is to be, as
+                                   the path of kvc_snapshot_layer tells it; in order, without
+                                   gaps. NULL: "0", "1", "2", … */
 } kvc_snapshot_info;
 
 /** One layer of a file. The library makes these and may add fields at the end. */
@@ -82,6 +85,8 @@ typedef struct kvc_snapshot_layer {
     kvc_layer_spec spec;        /**< as a cache for it has */
     int64_t rows;               /**< of each head in the file, used or not */
     const kvc_cache_held *held; /**< [batch] */
+    const char *path;           /**< where it is in the file: "3", the fourth of the caches; or in a
+                                     CacheList "3.0", the first of those in the fourth; and so on */
 } kvc_snapshot_layer;
 
 /** What is in a file. The library makes these and may add fields at the end. */
@@ -137,7 +142,8 @@ KVC_API KVC_MUST_USE kvc_status kvc_snapshot_save(const char *path, const kvc_ca
 
 /** Opens a file and verifies all that it says of itself; reads no rows.
  * @errors KVC_E_CORRUPT a sentence says which field or tensor, what was found and wanted;
- *         KVC_E_UNSUPPORTED a class that no cache here is; those of kvc_safetensors_open */
+ *         KVC_E_UNSUPPORTED a class that no cache here is, CacheLists more than 7 deep; those of
+ *         kvc_safetensors_open */
 KVC_API KVC_MUST_USE kvc_status kvc_snapshot_open(kvc_snapshot **out, const char *path);
 
 /** Closes a file. Caches that map it keep it. NULL is allowed. */

@@ -203,6 +203,10 @@ int64_t kvc__channels_trimmable(const kvc__layer *layer, int64_t sequence);
 /** Notes what n positions overwrote that were written behind those that are there. */
 void kvc__channels_advance(kvc__layer *layer, int64_t sequence, int64_t n);
 
+/** Tells whether a sequence of a length, which is not negative, can hold its keys unpacked from a
+ * position on. */
+bool kvc__channels_can_hold(const kvc__layer *layer, int64_t length, int64_t first);
+
 /** Verifies what a sequence holds unpacked.
  * @errors KVC_E_CORRUPT */
 kvc_status kvc__channels_check(const kvc_cache *cache, const kvc__layer *layer, int64_t sequence);

@@ -123,10 +123,14 @@ void kvc__channels_advance(kvc__layer *layer, int64_t sequence, int64_t n) {
     if (oldest > layer->tails[sequence]) layer->tails[sequence] = oldest;
 }
 
+bool kvc__channels_can_hold(const kvc__layer *layer, int64_t length, int64_t first) {
+    const int64_t group = layer->spec.kv_group, turn = layer->planes[KVC__TAIL].row.turn;
+    return first >= 0 && first <= length / group * group && length - first <= turn;
+}
+
 kvc_status kvc__channels_check(const kvc_cache *cache, const kvc__layer *layer, int64_t sequence) {
     const int64_t first = layer->tails[sequence], length = layer->lengths[sequence];
-    const int64_t held = length - first, turn = layer->planes[KVC__TAIL].row.turn;
-    if (first >= 0 && held <= turn && kvc__channels_trimmable(layer, sequence) >= 0) return KVC_OK;
+    if (kvc__channels_can_hold(layer, length, first)) return KVC_OK;
     return kvc__fail(KVC_E_CORRUPT,
                      "layer %lld, sequence %lld: unpacked keys from position %lld on, for a length "
                      "of %lld in blocks of %d",

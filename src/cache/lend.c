@@ -89,15 +89,13 @@ kvc_status kvc_cache_view_tail(const kvc_cache *cache, int64_t index, kvc_array 
     if (!k) return kvc__fail(KVC_E_INVALID, "k: NULL given, an array wanted");
     *k = (kvc_array){0};
     KVC_TRY(kvc__cache_layer(&layer, cache, index));
-    if (!layer->tails || !layer->even)
-        return kvc__fail(KVC_E_UNSUPPORTED, "layer %lld: %s", (long long)index,
-                         layer->tails ? "its sequences have several lengths, so that unpacked keys "
-                                        "begin at several positions"
-                                      : "its keys are not packed per channel; "
-                                        "desc.specs.keys_per_channel wanted");
-    const int64_t packed = kvc__channels_packed(layer, 0);
-    const int64_t first = kvc__row_of(&layer->planes[KVC__TAIL].row, packed);
-    *k = kvc__lend(cache, layer, KVC__TAIL, first, layer->length - packed);
+    if (!layer->tails)
+        return kvc__fail(KVC_E_UNSUPPORTED,
+                         "layer %lld: its keys are not packed per channel; "
+                         "desc.specs.keys_per_channel wanted",
+                         (long long)index);
+    *k = kvc__lend(cache, layer, KVC__TAIL, 0,
+                   kvc__rows_of(&layer->planes[KVC__TAIL].row, layer->length));
     return KVC_OK;
 }
 

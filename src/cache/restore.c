@@ -13,6 +13,7 @@ kvc_status kvc_cache_held_get(const kvc_cache *cache, int64_t index, int64_t seq
     KVC_TRY(kvc__cache_layer(&layer, cache, index));
     KVC_TRY(kvc__cache_sequence(cache, sequence, "sequence"));
     out->length = out->rows = layer->lengths[sequence];
+    if (layer->tails) out->first = layer->tails[sequence];
     if (!layer->rings) return KVC_OK;
     const kvc__ring *ring = &layer->rings[sequence];
     int64_t run;
@@ -62,6 +63,13 @@ static kvc_status check_held(const kvc_cache *cache, const kvc__layer *layer,
                 (long long)b, (long long)held[b].length, (long long)held[b].first,
                 (long long)held[b].row, (long long)held[b].rows, (long long)layer->spec.window,
                 (long long)layer->spec.keep);
+        if (layer->tails && !kvc__channels_can_hold(layer, held[b].length, held[b].first))
+            return kvc__fail(KVC_E_RANGE,
+                             "held[%lld].first: %lld given; of length %lld in blocks of %d keys "
+                             "that are not packed begin at most two blocks before the end, and "
+                             "with the last one at the latest",
+                             (long long)b, (long long)held[b].first, (long long)held[b].length,
+                             layer->spec.kv_group);
     }
     return KVC_OK;
 }
@@ -69,11 +77,6 @@ static kvc_status check_held(const kvc_cache *cache, const kvc__layer *layer,
 static kvc_status check_restore(kvc__layer **layer, const kvc_cache *cache, int64_t index,
                                 const kvc_cache_held *held) {
     KVC_TRY(kvc__cache_layer(layer, cache, index));
-    if ((*layer)->spec.keys_per_channel)
-        return kvc__fail(KVC_E_UNSUPPORTED,
-                         "layer %lld: keys are packed per channel, whose last ones lie elsewhere; "
-                         "another packing wanted (kvc_cache_copy)",
-                         (long long)index);
     if (!held) return kvc__fail(KVC_E_INVALID, "held: NULL given, one a sequence wanted");
     if ((*layer)->length > 0)
         return kvc__fail(KVC_E_INVALID, "layer %lld: has %lld positions, an empty one wanted",
@@ -107,6 +110,7 @@ static void make_live(const kvc_cache *cache, kvc__layer *layer, const kvc_cache
     for (int64_t b = 0; b < cache->desc.batch; b++) {
         layer->lengths[b] = held[b].length;
         if (layer->rings) (void)ring_for(&layer->rings[b], cache, layer, &held[b]);
+        if (layer->tails) layer->tails[b] = held[b].first;
     }
     kvc__layer_settle(cache, layer);
 }
@@ -121,14 +125,17 @@ kvc_status kvc_cache_restore(kvc_cache *cache, int64_t index, const kvc_cache_he
 }
 
 /* The least capacity of a mapped layer: from head to head memory and file differ by whole pages, in
- * each plane, so that both agree within the page. */
+ * each plane, so that both agree within the page. What turns is as long in both. */
 static kvc_status find_capacity(int64_t *out, const kvc_cache *cache, const kvc__layer *layer,
                                 int64_t rows) {
     const size_t page = kvc_pool_device(cache->pool)->page_bytes;
     const int64_t least = layer->capacity > rows ? layer->capacity : rows;
     int64_t step = 1, padded;
-    for (int p = 0; p < layer->planes_used; p++) /* powers of two: the largest fits all */
-        while (layer->planes[p].row.bytes * (size_t)step % page != 0) step *= 2;
+    for (int p = 0; p < layer->planes_used; p++) { /* powers of two: the largest fits all */
+        const kvc__row_format *row = &layer->planes[p].row;
+        if (step < row->positions) step = row->positions;
+        while (!row->turn && row->bytes * (size_t)(step / row->positions) % page != 0) step *= 2;
+    }
     if (!kvc__add_i64(&padded, least - rows, step - 1))
         return kvc__fail(KVC_E_RANGE, "%lld positions in steps of %lld overflow", (long long)least,
                          (long long)step);
@@ -153,6 +160,9 @@ static kvc_status check_file(const kvc_cache *cache, const kvc__layer *layer,
     for (int p = 0; p < layer->planes_used; p++) {
         const size_t element = kvc_dtype_size_bytes(layer->planes[p].row.dtype);
         size_t bytes;
+        if (file->rows % layer->planes[p].row.positions != 0)
+            return kvc__fail(KVC_E_RANGE, "file.rows: %lld given, whole groups of %lld wanted",
+                             (long long)file->rows, (long long)layer->planes[p].row.positions);
         KVC_TRY(kvc__plane_bytes(&bytes, &layer->planes[p], file->rows));
         if (file->offsets[p] > (uint64_t)(PTRDIFF_MAX - (ptrdiff_t)bytes))
             return kvc__fail(KVC_E_RANGE, "file.offsets[%d]: %llu given, which is absurd", p,
@@ -170,7 +180,8 @@ static kvc_status check_file(const kvc_cache *cache, const kvc__layer *layer,
 static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int64_t capacity, int fd,
                             int64_t rows, uint64_t offset) {
     const size_t page = kvc_pool_device(cache->pool)->page_bytes;
-    const size_t live_bytes = (size_t)rows * plane->row.bytes;
+    const size_t live_bytes = (size_t)kvc__rows_of(&plane->row, rows) * plane->row.bytes;
+    const size_t range_bytes = (size_t)kvc__rows_of(&plane->row, capacity) * plane->row.bytes;
     size_t bytes;
     plane->buffer = NULL;
     plane->units_done = 0;
@@ -180,7 +191,7 @@ static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int64_t c
         return kvc__fail(KVC_E_RANGE, "a plane of %zu bytes and a page overflow", bytes);
     KVC_TRY(kvc_buffer_reserve(&plane->buffer, cache->pool, bytes));
     for (size_t r = 0; r < plane->ranges; r++) {
-        const size_t at = plane->shift_bytes + r * (size_t)capacity * plane->row.bytes;
+        const size_t at = plane->shift_bytes + r * range_bytes;
         const size_t past = at % page;
         KVC_TRY(kvc_buffer_map(plane->buffer, at - past, past + live_bytes, fd,
                                offset + r * live_bytes - past));

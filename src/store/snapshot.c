@@ -15,13 +15,28 @@ const char *kvc__snapshot_prefix(kvc_snapshot_form form) {
     return form == KVC_SNAPSHOT_MLX_LM_0_32 ? "0." : "1.";
 }
 
-const char *kvc__snapshot_tensor_name(char out[KVC__SNAPSHOT_NAME], int64_t layer, int plane,
+const char *kvc__snapshot_tensor_name(char out[KVC__SNAPSHOT_NAME], const char *base, int plane,
                                       bool packed) {
     const int side = plane < 2 ? plane : (plane - 2) / 2;
     const int part = plane < 2 ? 0 : 1 + (plane - 2) % 2;
-    if (packed) (void)snprintf(out, KVC__SNAPSHOT_NAME, "%lld.%d.%d", (long long)layer, side, part);
-    else (void)snprintf(out, KVC__SNAPSHOT_NAME, "%lld.%d", (long long)layer, side);
+    if (packed && plane != KVC__SNAPSHOT_TAIL)
+        (void)snprintf(out, KVC__SNAPSHOT_NAME, "%s.%d.%d", base, side, part);
+    else (void)snprintf(out, KVC__SNAPSHOT_NAME, "%s.%d", base, side);
     return out;
+}
+
+int kvc__snapshot_planes(const kvc_layer_spec *spec) {
+    return spec->keys_per_channel ? KVC__SNAPSHOT_PLANES : spec->kv_bits ? KVC__SNAPSHOT_TAIL : 2;
+}
+
+int64_t kvc__snapshot_row_positions(const kvc_layer_spec *spec, int plane) {
+    const bool of_keys = plane == 0 || plane == 2 || plane == 3;
+    return spec->keys_per_channel && of_keys ? spec->kv_group : 1;
+}
+
+int64_t kvc__snapshot_rows(const kvc_layer_spec *spec, int plane, int64_t positions) {
+    if (plane == KVC__SNAPSHOT_TAIL) return positions > 0 ? 2 * (int64_t)spec->kv_group : 0;
+    return positions / kvc__snapshot_row_positions(spec, plane);
 }
 
 kvc_status kvc__snapshot_struct_in(void *full, size_t full_bytes, const void *given,
@@ -154,6 +169,7 @@ void kvc_snapshot_close(kvc_snapshot *s) {
     kvc__store_free(s->tokens, (size_t)s->contents.token_count, sizeof *s->tokens);
     kvc__store_free(s->held, layers * (size_t)s->contents.batch, sizeof *s->held);
     kvc__store_free(s->tensors, layers, sizeof *s->tensors);
+    kvc__store_free(s->paths, layers, sizeof *s->paths);
     kvc__store_free(s->layers, layers, sizeof *s->layers);
     kvc_safetensors_close(s->file);
     kvc__store_free(s, 1, sizeof *s);

@@ -9,7 +9,7 @@
 #include "store/opened.h"
 #include "store/snapshot.h"
 
-enum { KEY = 64, FIELDS = KVC__OWN_FIELDS };
+enum { KEY = KVC__SNAPSHOT_NAME + 24, FIELDS = KVC__OWN_FIELDS };
 
 /* A class: the numbers that it keeps beside its tensors, and where they are in each form. */
 typedef struct kind {
@@ -23,7 +23,7 @@ typedef struct kind {
 enum { KV_OFFSET };
 enum { QUANTIZED_OFFSET, QUANTIZED_GROUP, QUANTIZED_BITS };
 enum { ROTATING_KEEP, ROTATING_MAX, ROTATING_OFFSET, ROTATING_INDEX };
-enum { OWN_WINDOW, OWN_KEEP, OWN_BITS, OWN_GROUP, OWN_ROTATED };
+enum { OWN_WINDOW, OWN_KEEP, OWN_BITS, OWN_GROUP, OWN_PACKING };
 
 static const kind kinds[] = {
     {"KVCache", false, 1, {2}},
@@ -33,68 +33,78 @@ static const kind kinds[] = {
 };
 enum { KIND_KV, KIND_QUANTIZED, KIND_ROTATING, KIND_OWN, KINDS };
 
+/* Classes of mlx-lm that no cache here is, and what can be done. */
+static const struct {
+    const char *name, *remedy;
+} others[] = {
+    {"ArraysCache", "it has no keys and values; save the other caches without it"},
+    {"MambaCache", "it has no keys and values; save the other caches without it"},
+    {"ChunkedKVCache", "save a KVCache of what it holds"},
+    {"ConcatenateKVCache", "save a KVCache of what it holds"},
+    {"BatchKVCache", "save its sequences one by one, each as extract gives it"},
+    {"BatchRotatingKVCache", "save its sequences one by one, each as extract gives it"},
+};
+
 /* A layer being read. */
 typedef struct reading {
     kvc_snapshot *s;
     int64_t index;
+    kvc__snapshot_path path;        /* where it is in the file */
+    char where[KVC__SNAPSHOT_NAME]; /* the same, for sentences */
+    char base[KVC__SNAPSHOT_NAME];  /* of the names of its tensors */
+    char class[KVC__SNAPSHOT_CLASS];
     const kind *kind;
     int64_t fields[FIELDS];
     size_t tensors; /* found so far, of all layers */
 } reading;
 
 static kvc_status wrong(const reading *r, const char *field, int64_t found, const char *wanted) {
-    return kvc__fail(KVC_E_CORRUPT, "%s: layer %lld, %s: %s is %lld, %s wanted",
-                     kvc__safetensors_name(r->s->file), (long long)r->index, r->kind->name, field,
+    return kvc__fail(KVC_E_CORRUPT, "%s: layer %s, %s: %s is %lld, %s wanted",
+                     kvc__safetensors_name(r->s->file), r->where, r->kind->name, field,
                      (long long)found, wanted);
 }
 
-static const char *class_of(const kvc_snapshot *s, int64_t layer) {
-    char key[KEY];
-    (void)snprintf(key, sizeof key, "%d.%lld", s->contents.form == KVC_SNAPSHOT_MLX_LM_0_32 ? 1 : 2,
-                   (long long)layer);
-    return kvc_safetensors_metadata(s->file, key);
-}
-
 static kvc_status find_kind(reading *r) {
-    const char *name = class_of(r->s, r->index);
+    const char *remedy = "KVCache, QuantizedKVCache, RotatingKVCache, KvcCache or a CacheList of "
+                         "these wanted";
     char shown[KVC__SHOWN];
     r->kind = NULL;
     for (int i = 0; i < KINDS; i++)
-        if (strcmp(kinds[i].name, name) == 0) r->kind = &kinds[i];
+        if (strcmp(kinds[i].name, r->class) == 0) r->kind = &kinds[i];
     if (r->kind == &kinds[KIND_OWN] && r->s->contents.form == KVC_SNAPSHOT_MLX_LM_0_32)
         r->kind = NULL;
     if (r->kind) return KVC_OK;
-    return kvc__fail(KVC_E_UNSUPPORTED,
-                     "%s: layer %lld is a %s; KVCache, QuantizedKVCache, RotatingKVCache or "
-                     "KvcCache wanted",
-                     kvc__safetensors_name(r->s->file), (long long)r->index,
-                     kvc__shown(shown, name));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(others[i].name, r->class) == 0) remedy = others[i].remedy;
+    return kvc__fail(KVC_E_UNSUPPORTED, "%s: layer %s is a %s; %s",
+                     kvc__safetensors_name(r->s->file), r->where, kvc__shown(shown, r->class),
+                     remedy);
 }
 
 static kvc_status read_text(const reading *r, int64_t place, int64_t *out) {
-    char key[KEY], shown[KVC__SHOWN];
-    (void)snprintf(key, sizeof key, "0.%lld.%lld", (long long)r->index, (long long)place);
+    char base[KVC__SNAPSHOT_NAME], key[KEY], shown[KVC__SHOWN];
+    (void)snprintf(key, sizeof key, "%s.%lld", kvc__path_numbers(base, &r->path), (long long)place);
     const char *text = kvc_safetensors_metadata(r->s->file, key);
     if (text && kvc__snapshot_number(out, text)) return KVC_OK;
-    return kvc__fail(KVC_E_CORRUPT, "%s: layer %lld, %s: metadata %s is %s, a number wanted",
-                     kvc__safetensors_name(r->s->file), (long long)r->index, r->kind->name, key,
+    return kvc__fail(KVC_E_CORRUPT, "%s: layer %s, %s: metadata %s is %s, a number wanted",
+                     kvc__safetensors_name(r->s->file), r->where, r->kind->name, key,
                      text ? kvc__shown(shown, text) : "not there");
 }
 
 /* A number that is a tensor without dimensions. */
 static kvc_status read_scalar(reading *r, int place, int64_t *out) {
-    char name[KVC__SNAPSHOT_NAME];
+    char name[KEY];
     const kvc_safetensors *file = r->s->file;
     unsigned char bytes[8];
     uint64_t bits = 0;
-    (void)snprintf(name, sizeof name, "%lld.%d", (long long)r->index, place);
+    (void)snprintf(name, sizeof name, "%s.%d", r->base, place);
     const kvc_safetensors_tensor *t = kvc_safetensors_find(file, name);
     if (!t || t->ndim != 0 ||
         (strcmp(t->dtype_name, "I32") != 0 && strcmp(t->dtype_name, "I64") != 0))
         return kvc__fail(KVC_E_CORRUPT,
-                         "%s: layer %lld, %s: tensor %s is %s, an I32 or I64 of no dimensions "
+                         "%s: layer %s, %s: tensor %s is %s, an I32 or I64 of no dimensions "
                          "wanted",
-                         kvc__safetensors_name(file), (long long)r->index, r->kind->name, name,
+                         kvc__safetensors_name(file), r->where, r->kind->name, name,
                          t ? t->dtype_name : "not there");
     if (kvc_safetensors_has_checksums(file)) KVC_TRY(kvc_safetensors_verify(file, t));
     KVC_TRY(kvc_safetensors_read(file, t, bytes, 0, t->bytes));
@@ -114,78 +124,96 @@ static kvc_status read_fields(reading *r) {
     return KVC_OK;
 }
 
-static bool is_packed(const reading *r) {
-    return r->kind->packed || (r->kind == &kinds[KIND_OWN] && r->fields[OWN_BITS] > 0);
-}
-
 static kvc_status wrong_tensor(const reading *r, const char *name, const kvc_safetensors_tensor *t,
                                const char *wanted) {
     char shape[KVC__SHAPE_SHOWN];
-    return kvc__fail(KVC_E_CORRUPT, "%s: layer %lld, %s: tensor %s is %s %s, %s wanted",
-                     kvc__safetensors_name(r->s->file), (long long)r->index, r->kind->name, name,
+    return kvc__fail(KVC_E_CORRUPT, "%s: layer %s, %s: tensor %s is %s %s, %s wanted",
+                     kvc__safetensors_name(r->s->file), r->where, r->kind->name, name,
                      t ? t->dtype_name : "not",
                      t ? kvc__shape_shown(shape, t->ndim, t->shape) : "there", wanted);
 }
 
-/* Finds a layer's tensors, which agree in all but the last extent. */
+/* Finds a tensor of a layer, of four dimensions and of a dtype that it can have. */
+static kvc_status find_tensor(reading *r, int plane) {
+    const bool packed = r->s->layers[r->index].spec.kv_bits > 0, words = packed && plane < 2;
+    char name[KVC__SNAPSHOT_NAME];
+    (void)kvc__snapshot_tensor_name(name, r->base, plane, packed);
+    const kvc_safetensors_tensor *t = kvc_safetensors_find(r->s->file, name);
+    if (!t || t->ndim != 4) return wrong_tensor(r, name, t, "four dimensions");
+    if (words ? t->dtype != KVC_U32
+              : t->dtype != KVC_F32 && t->dtype != KVC_F16 && t->dtype != KVC_BF16)
+        return wrong_tensor(r, name, t, words ? "U32" : "F32, F16 or BF16");
+    if (t->shape[0] < 1 || t->shape[1] < 1 || t->shape[3] < 1 ||
+        t->shape[0] > KVC__SNAPSHOT_BATCH_MOST)
+        return wrong_tensor(r, name, t, "extents of at least 1, and at most 65536 sequences");
+    r->s->tensors[r->index].planes[plane] = t;
+    r->tensors++;
+    return KVC_OK;
+}
+
+/* Finds a layer's tensors, which agree in batch and heads, and in positions. */
 static kvc_status find_tensors(reading *r) {
     kvc__snapshot_tensors *tensors = &r->s->tensors[r->index];
-    const bool packed = is_packed(r);
-    const kvc_safetensors_tensor *first = NULL;
-    tensors->count = packed ? KVC__SNAPSHOT_PLANES : 2;
+    kvc_snapshot_layer *layer = &r->s->layers[r->index];
+    tensors->count = kvc__snapshot_planes(&layer->spec);
+    for (int p = 0; p < tensors->count; p++) KVC_TRY(find_tensor(r, p));
+    const kvc_safetensors_tensor *values = tensors->planes[1];
+    layer->rows = values->shape[2];
+    if (layer->rows % kvc__snapshot_row_positions(&layer->spec, 0) != 0)
+        return wrong_tensor(r, values->name, values, "rows of whole groups");
     for (int p = 0; p < tensors->count; p++) {
-        char name[KVC__SNAPSHOT_NAME];
-        (void)kvc__snapshot_tensor_name(name, r->index, p, packed);
-        const kvc_safetensors_tensor *t = kvc_safetensors_find(r->s->file, name);
-        if (!t || t->ndim != 4) return wrong_tensor(r, name, t, "four dimensions");
-        const bool words = packed && p < 2;
-        if (words ? t->dtype != KVC_U32
-                  : t->dtype != KVC_F32 && t->dtype != KVC_F16 && t->dtype != KVC_BF16)
-            return wrong_tensor(r, name, t, words ? "U32" : "F32, F16 or BF16");
-        if (!first) first = t;
-        for (int i = 0; i < 3; i++)
-            if (t->shape[i] != first->shape[i])
-                return wrong_tensor(r, name, t,
-                                    "batch, heads and rows as the layer's first tensor");
-        if (t->shape[0] < 1 || t->shape[1] < 1 || t->shape[3] < 1 ||
-            t->shape[0] > KVC__SNAPSHOT_BATCH_MOST)
-            return wrong_tensor(r, name, t, "extents of at least 1, and at most 65536 sequences");
-        tensors->planes[p] = t;
-        r->tensors++;
+        const kvc_safetensors_tensor *t = tensors->planes[p];
+        if (t->shape[0] != values->shape[0] || t->shape[1] != values->shape[1] ||
+            t->shape[2] != kvc__snapshot_rows(&layer->spec, p, layer->rows))
+            return wrong_tensor(r, t->name, t, "batch, heads and rows as the layer's values");
     }
-    r->s->layers[r->index].rows = first->shape[2];
     return KVC_OK;
+}
+
+/* The dim of a side whose rows are packed: what its scales, biases and words say alike. */
+static kvc_status read_packed_dim(const reading *r, int side, int64_t *dim) {
+    const kvc_safetensors_tensor *const *planes = r->s->tensors[r->index].planes;
+    const kvc_layer_spec *spec = &r->s->layers[r->index].spec;
+    const bool channels = spec->keys_per_channel && side == 0;
+    for (int part = 0; part < 2; part++) {
+        const kvc_safetensors_tensor *t = planes[2 + 2 * side + part];
+        int64_t elements, bits, packed;
+        if (t->dtype != spec->dtype) return wrong_tensor(r, t->name, t, "one dtype of scales");
+        if (__builtin_mul_overflow(t->shape[3], spec->kv_group, &elements) ||
+            __builtin_mul_overflow(elements, spec->kv_bits, &bits) ||
+            __builtin_mul_overflow(planes[side]->shape[3], 32, &packed) || bits != packed)
+            return wrong_tensor(r, t->name, t, "a scale for each group of the words");
+        *dim = channels ? t->shape[3] : elements;
+    }
+    return KVC_OK;
+}
+
+static kvc_status check_unpacked(const reading *r) {
+    const kvc_safetensors_tensor *t = r->s->tensors[r->index].planes[KVC__SNAPSHOT_TAIL];
+    const kvc_layer_spec *spec = &r->s->layers[r->index].spec;
+    if (t->dtype == spec->dtype && t->shape[3] == spec->key_dim &&
+        spec->key_dim % spec->kv_group == 0)
+        return KVC_OK;
+    return wrong_tensor(r, t->name, t,
+                        "dtype and channels of the scales of keys, these in whole groups,");
 }
 
 /* The dims and the dtype that tensors have. */
 static kvc_status read_geometry(const reading *r) {
-    const kvc__snapshot_tensors *tensors = &r->s->tensors[r->index];
-    const kvc_safetensors_tensor *const *planes = tensors->planes;
+    const kvc_safetensors_tensor *const *planes = r->s->tensors[r->index].planes;
     kvc_layer_spec *spec = &r->s->layers[r->index].spec;
     spec->kv_heads = planes[0]->shape[1];
-    if (!spec->kv_bits) {
-        spec->key_dim = planes[0]->shape[3];
-        spec->value_dim = planes[1]->shape[3];
-        spec->dtype = planes[0]->dtype;
-        if (planes[1]->dtype != spec->dtype)
-            return wrong_tensor(r, planes[1]->name, planes[1], "the dtype of keys");
-        return KVC_OK;
+    if (spec->kv_bits) {
+        spec->dtype = planes[2]->dtype;
+        KVC_TRY(read_packed_dim(r, 0, &spec->key_dim));
+        KVC_TRY(read_packed_dim(r, 1, &spec->value_dim));
+        return spec->keys_per_channel ? check_unpacked(r) : KVC_OK;
     }
-    int64_t dims[2];
-    spec->dtype = planes[2]->dtype;
-    for (int side = 0; side < 2; side++)
-        for (int part = 0; part < 2; part++) {
-            const kvc_safetensors_tensor *t = planes[2 + 2 * side + part];
-            int64_t bits, packed;
-            if (t->dtype != spec->dtype) return wrong_tensor(r, t->name, t, "one dtype of scales");
-            if (__builtin_mul_overflow(t->shape[3], spec->kv_group, &dims[side]) ||
-                __builtin_mul_overflow(dims[side], spec->kv_bits, &bits) ||
-                __builtin_mul_overflow(planes[side]->shape[3], 32, &packed) || bits != packed)
-                return wrong_tensor(r, t->name, t, "a scale for each group of the words");
-        }
-    spec->key_dim = dims[0];
-    spec->value_dim = dims[1];
-    return KVC_OK;
+    spec->key_dim = planes[0]->shape[3];
+    spec->value_dim = planes[1]->shape[3];
+    spec->dtype = planes[0]->dtype;
+    if (planes[1]->dtype == spec->dtype) return KVC_OK;
+    return wrong_tensor(r, planes[1]->name, planes[1], "the dtype of keys");
 }
 
 static kvc_status set_packing(const reading *r, int64_t bits, int64_t group) {
@@ -214,10 +242,15 @@ static kvc_status read_spec(const reading *r) {
         return set_packing(r, f[QUANTIZED_BITS], f[QUANTIZED_GROUP]);
     if (r->kind == &kinds[KIND_ROTATING]) return set_window(r, f[ROTATING_MAX], f[ROTATING_KEEP]);
     if (r->kind != &kinds[KIND_OWN]) return KVC_OK;
+    kvc_layer_spec *spec = &r->s->layers[r->index].spec;
+    const int64_t most = f[OWN_BITS] ? KVC__OWN_ROTATED + KVC__OWN_PER_CHANNEL : 0;
     if (f[OWN_BITS]) KVC_TRY(set_packing(r, f[OWN_BITS], f[OWN_GROUP]));
-    if (f[OWN_ROTATED] > (f[OWN_BITS] > 0))
-        return wrong(r, "rotated", f[OWN_ROTATED], "0 or 1, and packed rows");
-    r->s->layers[r->index].spec.rotated = f[OWN_ROTATED];
+    if (f[OWN_PACKING] > most)
+        return wrong(r, "packing", f[OWN_PACKING], "0, or 1 to 3 for packed rows");
+    spec->rotated = f[OWN_PACKING] & KVC__OWN_ROTATED;
+    spec->keys_per_channel = f[OWN_PACKING] & KVC__OWN_PER_CHANNEL;
+    if (spec->keys_per_channel && f[OWN_WINDOW])
+        return wrong(r, "window", f[OWN_WINDOW], "none for keys per channel");
     return set_window(r, f[OWN_WINDOW], f[OWN_KEEP]);
 }
 
@@ -239,20 +272,39 @@ static kvc_status read_ring(const reading *r, kvc_cache_held *held) {
     return KVC_OK;
 }
 
-/* A KvcCache: length and rows of each sequence, in the order of positions. */
-static kvc_status read_own(const reading *r, kvc_cache_held *held) {
+/* Of keys per channel: from where on they are unpacked too. */
+static kvc_status read_unpacked(const reading *r, int64_t first, kvc_cache_held *held) {
+    const int64_t group = r->s->layers[r->index].spec.kv_group;
+    if (held->length > r->s->layers[r->index].rows)
+        return wrong(r, "length", held->length, "at most the rows of its tensors");
+    if (first > held->length / group * group || held->length - first > 2 * group)
+        return wrong(r, "unpacked", first, "a position of the last two groups, in whole ones");
+    held->rows = held->length;
+    held->first = first;
+    return KVC_OK;
+}
+
+static kvc_status read_own_sequence(const reading *r, int64_t length, int64_t rows,
+                                    kvc_cache_held *held) {
     const kvc_snapshot_layer *layer = &r->s->layers[r->index];
+    const int64_t keep = layer->spec.keep;
+    const bool turned = layer->spec.window && rows < length;
+    *held = (kvc_cache_held){.length = length, .rows = rows};
+    if (layer->spec.keys_per_channel) return read_unpacked(r, rows, held);
+    if (rows > layer->rows) return wrong(r, "rows", rows, "at most those of its tensors");
+    if (rows > length || (rows < length && (!turned || rows < layer->spec.window)))
+        return wrong(r, "rows", rows, "the length, or of a window at least its own");
+    if (layer->spec.window) held->first = held->row = keep;
+    if (turned) held->first = length - (rows - keep);
+    return KVC_OK;
+}
+
+/* A KvcCache: two numbers of each sequence; rows are in the order of positions. */
+static kvc_status read_own(const reading *r, kvc_cache_held *held) {
     for (int64_t b = 0; b < r->s->contents.batch; b++) {
         int64_t n[2];
         for (int i = 0; i < 2; i++) KVC_TRY(read_text(r, KVC__OWN_FIELDS + 2 * b + i, &n[i]));
-        const int64_t keep = layer->spec.keep, length = n[0], rows = n[1];
-        const bool turned = layer->spec.window && rows < length;
-        if (rows > layer->rows) return wrong(r, "rows", rows, "at most those of its tensors");
-        if (rows > length || (rows < length && (!turned || rows < layer->spec.window)))
-            return wrong(r, "rows", rows, "the length, or of a window at least its own");
-        held[b] = (kvc_cache_held){length, rows, layer->spec.window ? keep : 0,
-                                   layer->spec.window ? keep : 0};
-        if (turned) held[b].first = length - (rows - keep);
+        KVC_TRY(read_own_sequence(r, n[0], n[1], &held[b]));
     }
     return KVC_OK;
 }
@@ -275,10 +327,12 @@ static kvc_status read_held(const reading *r) {
 
 static kvc_status read_layer(reading *r) {
     kvc_snapshot *s = r->s;
+    (void)kvc__path_text(r->where, &r->path);
+    (void)kvc__path_tensors(r->base, &r->path, s->contents.form);
     KVC_TRY(find_kind(r));
     KVC_TRY(read_fields(r));
-    KVC_TRY(find_tensors(r));
     KVC_TRY(read_spec(r));
+    KVC_TRY(find_tensors(r));
     KVC_TRY(read_geometry(r));
     const int64_t batch = s->tensors[r->index].planes[0]->shape[0];
     if (r->index == 0) {
@@ -288,22 +342,33 @@ static kvc_status read_layer(reading *r) {
     }
     if (batch != s->contents.batch) return wrong(r, "batch", batch, "that of layer 0");
     KVC_TRY(read_held(r));
+    memcpy(s->paths[r->index], r->where, sizeof *s->paths - 1);
     s->layers[r->index].kind = r->kind->name;
+    s->layers[r->index].path = s->paths[r->index];
     s->layers[r->index].held = s->held + r->index * batch;
     return KVC_OK;
 }
 
+static kvc_status next(reading *r) {
+    return kvc__path_next(&r->path, r->class, &r->tensors, r->s);
+}
+
 kvc_status kvc__snapshot_read_layers(kvc_snapshot *s) {
-    reading r = {.s = s};
+    reading counting = {.s = s}, r = counting;
     int64_t count = 0;
-    while (class_of(s, count)) count++;
+    KVC_TRY(next(&counting));
+    for (; counting.path.depth > 0; count++) KVC_TRY(next(&counting));
     if (count == 0)
         return kvc__fail(KVC_E_CORRUPT, "%s: has no class of layer 0",
                          kvc__safetensors_name(s->file));
     s->contents.layers = count;
     KVC_TRY(kvc__store_calloc((void **)&s->layers, (size_t)count, sizeof *s->layers, "layers"));
+    KVC_TRY(kvc__store_calloc((void **)&s->paths, (size_t)count, sizeof *s->paths, "layers"));
     KVC_TRY(kvc__store_calloc((void **)&s->tensors, (size_t)count, sizeof *s->tensors, "layers"));
-    for (; r.index < count; r.index++) KVC_TRY(read_layer(&r));
+    for (; r.index < count; r.index++) {
+        KVC_TRY(next(&r));
+        KVC_TRY(read_layer(&r));
+    }
     s->contents.layer = s->layers;
     if (r.tensors == kvc_safetensors_count(s->file)) return KVC_OK;
     return kvc__fail(KVC_E_CORRUPT, "%s: %zu tensors, of which its %lld layers have %zu",

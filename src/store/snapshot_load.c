@@ -151,7 +151,7 @@ static kvc_status read_planes(reading *r) {
 static kvc_status read_linear(const load *l, int64_t layer) {
     reading r = {.l = l, .layer = layer};
     kvc_status status =
-        kvc__snapshot_view(l->cache, layer, l->s->tensors[layer].count > 2, r.views);
+        kvc__snapshot_view(l->cache, layer, &l->s->contents.layer[layer].spec, r.views);
     if (status == KVC_OK) status = read_planes(&r);
     for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++) kvc_array_release(&r.views[p]);
     return status;

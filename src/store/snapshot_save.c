@@ -10,14 +10,17 @@
 #include "store/snapshot.h"
 #include "store/writer.h"
 
-enum { KEY = 64, NUMBER = 24 };
+enum { KEY = KVC__SNAPSHOT_NAME + 24, NUMBER = 24 };
 
 /* A layer as it is to be written. */
 typedef struct plan {
     const kvc_layer_spec *spec;
     const kvc_cache_held *held; /* [batch] */
     const char *kind;
-    int64_t rows;
+    kvc__snapshot_path path;
+    int fresh;                     /* the first index of path that the layer before has not */
+    char base[KVC__SNAPSHOT_NAME]; /* of the names of tensors */
+    int64_t rows;                  /* positions that tensors have room for */
     bool packed, as_it_lies;
     int32_t scalars[4]; /* MLX_LM_0_32 */
 } plan;
@@ -60,35 +63,35 @@ static kvc_status make_plan(const save *s, int64_t layer) {
     p->held = s->held + layer * s->batch;
     p->packed = p->spec->kv_bits > 0;
     const bool window = p->spec->window > 0, even = is_even(s, p);
-    if (p->spec->keys_per_channel)
-        return kvc__fail(KVC_E_UNSUPPORTED,
-                         "cache: layer %lld packs keys per channel, for which files have no form; "
-                         "another packing wanted (kvc_cache_copy)",
-                         (long long)layer);
-    p->kind = !even || (window && p->packed) || p->spec->rotated ? KVC__SNAPSHOT_KIND
-              : window                                           ? "RotatingKVCache"
-              : p->packed                                        ? "QuantizedKVCache"
-                                                                 : "KVCache";
+    const bool channels = p->spec->keys_per_channel;
+    const bool own = !even || (window && p->packed) || p->spec->rotated || channels;
+    p->kind = own         ? KVC__SNAPSHOT_KIND
+              : window    ? "RotatingKVCache"
+              : p->packed ? "QuantizedKVCache"
+                          : "KVCache";
     p->as_it_lies = !window || (even && !p->packed && lies_as_mlx_lm_has_it(p));
     for (int64_t b = 0; b < s->batch; b++) {
         const int64_t rows =
             p->as_it_lies ? p->held[b].rows : kvc__source_rows(&p->held[b], p->spec->keep, window);
         if (rows > p->rows) p->rows = rows;
     }
-    if (s->info->form == KVC_SNAPSHOT_MLX_LM_0_31 || strcmp(p->kind, KVC__SNAPSHOT_KIND) != 0)
-        return KVC_OK;
+    const int64_t group = kvc__snapshot_row_positions(p->spec, 0);
+    p->rows = (p->rows + group - 1) / group * group;
+    if (s->info->form == KVC_SNAPSHOT_MLX_LM_0_31 || !own) return KVC_OK;
     return kvc__fail(KVC_E_UNSUPPORTED,
                      "info.form: mlx-lm 0.32 has no class for layer %lld, %s; "
                      "KVC_SNAPSHOT_MLX_LM_0_31 wanted",
                      (long long)layer,
-                     !even    ? "whose sequences differ in length"
+                     channels ? "whose keys are packed per channel"
+                     : !even  ? "whose sequences differ in length"
                      : window ? "a window of packed rows"
                               : "whose rows are rotated");
 }
 
 static kvc_status put_number(const save *s, int64_t layer, int64_t place, int64_t number) {
-    char key[KEY], text[NUMBER];
-    (void)snprintf(key, sizeof key, "0.%lld.%lld", (long long)layer, (long long)place);
+    char base[KVC__SNAPSHOT_NAME], key[KEY], text[NUMBER];
+    (void)kvc__path_numbers(base, &s->plans[layer].path);
+    (void)snprintf(key, sizeof key, "%s.%lld", base, (long long)place);
     (void)snprintf(text, sizeof text, "%" PRId64, number);
     return kvc_safetensors_writer_metadata(s->writer, key, text);
 }
@@ -101,20 +104,26 @@ static kvc_status give_scalar(void *context, void *out, size_t offset, size_t by
     return KVC_OK;
 }
 
-/* MLX_LM_0_32: tensor L.place, and two texts that say that it is a number. */
+/* MLX_LM_0_32: two texts that say what a tensor stands for. */
+static kvc_status put_note(const save *s, const char *name, const char *what, int64_t *count) {
+    char key[KEY];
+    (void)snprintf(key, sizeof key, "2.%lld.0", (long long)*count);
+    KVC_TRY(kvc_safetensors_writer_metadata(s->writer, key, name));
+    (void)snprintf(key, sizeof key, "2.%lld.1", (long long)*count);
+    ++*count;
+    return kvc_safetensors_writer_metadata(s->writer, key, what);
+}
+
+/* MLX_LM_0_32: a number, as a tensor. */
 static kvc_status put_scalar(const save *s, int64_t layer, int i, int64_t number, int64_t *count) {
     plan *p = &s->plans[layer];
-    char name[KVC__SNAPSHOT_NAME], key[KEY];
+    char name[KEY];
     if (number > INT32_MAX)
         return kvc__fail(KVC_E_RANGE, "layer %lld: %lld is more than mlx-lm 0.32 can note",
                          (long long)layer, (long long)number);
     p->scalars[i] = (int32_t)number;
-    (void)snprintf(name, sizeof name, "%lld.%d", (long long)layer, 2 + i);
-    (void)snprintf(key, sizeof key, "2.%lld.0", (long long)*count);
-    KVC_TRY(kvc_safetensors_writer_metadata(s->writer, key, name));
-    (void)snprintf(key, sizeof key, "2.%lld.1", (long long)*count);
-    KVC_TRY(kvc_safetensors_writer_metadata(s->writer, key, "scalar"));
-    ++*count;
+    (void)snprintf(name, sizeof name, "%s.%d", p->base, 2 + i);
+    KVC_TRY(put_note(s, name, "scalar", count));
     return kvc_safetensors_writer_fill(s->writer, name, "I32", 0, NULL, give_scalar,
                                        &p->scalars[i]);
 }
@@ -130,19 +139,23 @@ static int64_t next_row(const plan *p) {
 static kvc_status put_own_numbers(const save *s, int64_t layer) {
     const plan *p = &s->plans[layer];
     const bool window = p->spec->window > 0;
+    const int64_t packing = (p->spec->rotated ? KVC__OWN_ROTATED : 0) +
+                            (p->spec->keys_per_channel ? KVC__OWN_PER_CHANNEL : 0);
     const int64_t first[KVC__OWN_FIELDS] = {p->spec->window, p->spec->keep, p->spec->kv_bits,
-                                            p->spec->kv_group, p->spec->rotated};
+                                            p->spec->kv_group, packing};
     for (int64_t i = 0; i < KVC__OWN_FIELDS; i++) KVC_TRY(put_number(s, layer, i, first[i]));
     for (int64_t b = 0; b < s->batch; b++) {
-        KVC_TRY(put_number(s, layer, KVC__OWN_FIELDS + 2 * b, p->held[b].length));
-        KVC_TRY(put_number(s, layer, KVC__OWN_FIELDS + 2 * b + 1,
-                           kvc__source_rows(&p->held[b], p->spec->keep, window)));
+        const kvc_cache_held *held = &p->held[b];
+        const int64_t second =
+            p->spec->keys_per_channel ? held->first : kvc__source_rows(held, p->spec->keep, window);
+        KVC_TRY(put_number(s, layer, KVC__OWN_FIELDS + 2 * b, held->length));
+        KVC_TRY(put_number(s, layer, KVC__OWN_FIELDS + 2 * b + 1, second));
     }
     return KVC_OK;
 }
 
-/* What a class keeps beside its tensors. scalars: how many there are so far, "" among them */
-static kvc_status put_numbers(const save *s, int64_t layer, int64_t *scalars) {
+/* What a class keeps beside its tensors. notes: how many there are so far, "" among them */
+static kvc_status put_numbers(const save *s, int64_t layer, int64_t *notes) {
     const plan *p = &s->plans[layer];
     const kvc_layer_spec *spec = p->spec;
     const int64_t length = p->held[0].length;
@@ -152,22 +165,20 @@ static kvc_status put_numbers(const save *s, int64_t layer, int64_t *scalars) {
     const int64_t packed[4] = {length, spec->kv_group, spec->kv_bits};
     const int64_t *numbers = !spec->window ? packed : new_form ? rotating_new : rotating;
     int count = spec->window ? 4 : p->packed ? 3 : 1;
-    char key[KEY];
+    char key[KVC__SNAPSHOT_NAME];
     if (strcmp(p->kind, KVC__SNAPSHOT_KIND) == 0) return put_own_numbers(s, layer);
-    for (int i = 0; new_form && i < count; i++)
-        KVC_TRY(put_scalar(s, layer, i, numbers[i], scalars));
+    for (int i = 0; new_form && i < count; i++) KVC_TRY(put_scalar(s, layer, i, numbers[i], notes));
     if (new_form) return KVC_OK;
-    if (count == 1) {
-        (void)snprintf(key, sizeof key, "0.%lld", (long long)layer);
-        return kvc_safetensors_writer_metadata(s->writer, key, "");
-    }
+    if (count == 1)
+        return kvc_safetensors_writer_metadata(s->writer, kvc__path_numbers(key, &p->path), "");
     for (int i = 0; i < count; i++) KVC_TRY(put_number(s, layer, i, numbers[i]));
     return KVC_OK;
 }
 
-/* A view whose rows are those of the file, in its order. */
+/* A view whose rows are those of the file, in its order, and all hold something. */
 static bool lies_in_a_view(const kvc__source *source, const plan *p, const save *s) {
-    return source->view.data && p->as_it_lies && source->view.shape[2] == p->rows && is_even(s, p);
+    return source->view.data && p->as_it_lies && !source->turn && p->held[0].rows == p->rows &&
+           source->view.shape[2] == source->rows && is_even(s, p);
 }
 
 static kvc_status put_plane(const save *s, int64_t layer, int plane) {
@@ -178,9 +189,9 @@ static kvc_status put_plane(const save *s, int64_t layer, int plane) {
     source->held = p->held;
     source->first_sequence = s->first;
     source->batch = s->batch;
-    source->rows = p->rows;
+    source->rows = kvc__snapshot_rows(p->spec, plane, p->rows);
     source->as_it_lies = p->as_it_lies;
-    (void)kvc__snapshot_tensor_name(name, layer, plane, p->packed);
+    (void)kvc__snapshot_tensor_name(name, p->base, plane, p->packed);
     if (lies_in_a_view(source, p, s)) {
         kvc_array rows = source->view;
         rows.shape[0] = s->batch;
@@ -189,20 +200,47 @@ static kvc_status put_plane(const save *s, int64_t layer, int plane) {
         return kvc_safetensors_writer_array(s->writer, name, &rows);
     }
     const kvc_dtype dtype = p->packed && plane < 2 ? KVC_U32 : p->spec->dtype;
-    const int64_t shape[4] = {s->batch, source->heads, p->rows,
+    const int64_t shape[4] = {s->batch, source->heads, source->rows,
                               (int64_t)(source->row_bytes / kvc_dtype_size_bytes(dtype))};
     return kvc_safetensors_writer_fill(s->writer, name, kvc__format_dtype_of(dtype)->name, 4, shape,
                                        kvc__source_fill, source);
 }
 
-static kvc_status put_layer(const save *s, int64_t layer, int64_t *scalars) {
+static kvc_status give_text(void *context, void *out, size_t offset, size_t bytes) {
+    const char *text = context;
+    char *to = out;
+    memset(to, 0, bytes);
+    for (size_t i = 0; i < bytes; i++)
+        if ((offset + i) % 4 == 0) to[i] = text[(offset + i) / 4];
+    return KVC_OK;
+}
+
+/* The class of a cache: metadata, but in a list of MLX_LM_0_32 a tensor of its characters.
+ * @param kind  in static storage */
+static kvc_status put_class(const save *s, const kvc__snapshot_path *path, const char *kind,
+                            int64_t *notes) {
+    char name[KVC__SNAPSHOT_NAME];
+    const int64_t length = (int64_t)strlen(kind);
+    (void)kvc__path_class(name, path, s->info->form);
+    if (path->depth == 1 || s->info->form == KVC_SNAPSHOT_MLX_LM_0_31)
+        return kvc_safetensors_writer_metadata(s->writer, name, kind);
+    KVC_TRY(put_note(s, name, "string", notes));
+    return kvc_safetensors_writer_fill(s->writer, name, "I32", 1, &length, give_text, (void *)kind);
+}
+
+/* Classes of the lists that begin with a layer, and its own. */
+static kvc_status put_classes(const save *s, const plan *p, int64_t *notes) {
+    kvc__snapshot_path path = p->path;
+    for (path.depth = p->fresh + 1; path.depth < p->path.depth; path.depth++)
+        KVC_TRY(put_class(s, &path, KVC__SNAPSHOT_LIST, notes));
+    return put_class(s, &path, p->kind, notes);
+}
+
+static kvc_status put_layer(const save *s, int64_t layer, int64_t *notes) {
     const plan *p = &s->plans[layer];
-    char key[KEY];
-    (void)snprintf(key, sizeof key, "%d.%lld", s->info->form == KVC_SNAPSHOT_MLX_LM_0_32 ? 1 : 2,
-                   (long long)layer);
-    KVC_TRY(kvc_safetensors_writer_metadata(s->writer, key, p->kind));
-    KVC_TRY(put_numbers(s, layer, scalars));
-    for (int plane = 0; plane < (p->packed ? KVC__SNAPSHOT_PLANES : 2); plane++)
+    KVC_TRY(put_classes(s, p, notes));
+    KVC_TRY(put_numbers(s, layer, notes));
+    for (int plane = 0; plane < kvc__snapshot_planes(p->spec); plane++)
         KVC_TRY(put_plane(s, layer, plane));
     return KVC_OK;
 }
@@ -256,7 +294,7 @@ static kvc_status put_texts(const save *s) {
 
 static kvc_status put_all(save *s, const char *path) {
     const kvc_fingerprint *fingerprint = &s->info->fingerprint;
-    int64_t scalars = 1;
+    int64_t notes = 1;
     KVC_TRY(kvc_safetensors_writer_new(&s->writer, kvc__snapshot_prefix(s->info->form)));
     s->writer->progress = s->info->progress;
     s->writer->progress_context = s->info->progress_context;
@@ -268,7 +306,7 @@ static kvc_status put_all(save *s, const char *path) {
     KVC_TRY(put_tokens(s));
     if (s->info->form == KVC_SNAPSHOT_MLX_LM_0_32)
         KVC_TRY(kvc_safetensors_writer_metadata(s->writer, "2.0", ""));
-    for (int64_t i = 0; i < s->desc.layers; i++) KVC_TRY(put_layer(s, i, &scalars));
+    for (int64_t i = 0; i < s->desc.layers; i++) KVC_TRY(put_layer(s, i, &notes));
     return kvc_safetensors_writer_save(s->writer, path);
 }
 
@@ -285,6 +323,18 @@ static kvc_status choose_sequences(save *s) {
     return KVC_OK;
 }
 
+/* Where a layer is to be in the file. */
+static kvc_status choose_path(const save *s, int64_t layer) {
+    plan *p = &s->plans[layer];
+    const char *const *paths = s->info->paths;
+    p->path = (kvc__snapshot_path){1, {layer}};
+    if (paths)
+        KVC_TRY(kvc__path_read(&p->path, &p->fresh, layer ? &s->plans[layer - 1].path : NULL,
+                               paths[layer], layer));
+    (void)kvc__path_tensors(p->base, &p->path, s->info->form);
+    return KVC_OK;
+}
+
 static kvc_status run(save *s, const char *path) {
     const size_t layers = (size_t)s->desc.layers;
     KVC_TRY(kvc__store_calloc((void **)&s->held, layers * (size_t)s->batch, sizeof *s->held,
@@ -296,6 +346,7 @@ static kvc_status run(save *s, const char *path) {
         for (int64_t b = 0; b < s->batch; b++)
             KVC_TRY(kvc_cache_held_get(s->cache, i, s->first + b, &s->held[i * s->batch + b]));
         KVC_TRY(make_plan(s, i));
+        KVC_TRY(choose_path(s, i));
     }
     return put_all(s, path);
 }

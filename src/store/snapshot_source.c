@@ -11,16 +11,26 @@ static void as_file_has_it(kvc_array *words) {
     for (int i = 0; i < 3; i++) words->strides[i] /= 4;
 }
 
-kvc_status kvc__snapshot_view(const kvc_cache *cache, int64_t layer, bool packed,
+/* A block of keys per channel is one row: [key_dim][…] become one dimension. */
+static void join_channels(kvc_array *block) {
+    if (block->ndim != 5) return;
+    block->ndim = 4;
+    block->shape[3] *= block->shape[4];
+    block->strides[3] = 1;
+}
+
+kvc_status kvc__snapshot_view(const kvc_cache *cache, int64_t layer, const kvc_layer_spec *spec,
                               kvc_array planes[KVC__SNAPSHOT_PLANES]) {
     kvc_quantized k, v;
-    if (!packed) return kvc_cache_view(cache, layer, &planes[0], &planes[1]);
+    if (!spec->kv_bits) return kvc_cache_view(cache, layer, &planes[0], &planes[1]);
     KVC_TRY(kvc_cache_view_quantized(cache, layer, &k, &v));
-    const kvc_array all[KVC__SNAPSHOT_PLANES] = {k.words,  v.words,  k.scales,
-                                                 k.biases, v.scales, v.biases};
+    const kvc_array all[KVC__SNAPSHOT_TAIL] = {k.words,  v.words,  k.scales,
+                                               k.biases, v.scales, v.biases};
     memcpy(planes, all, sizeof all);
+    for (int p = 0; p < KVC__SNAPSHOT_TAIL; p++) join_channels(&planes[p]);
     for (int side = 0; side < 2; side++) as_file_has_it(&planes[side]);
-    return KVC_OK;
+    if (!spec->keys_per_channel) return KVC_OK;
+    return kvc_cache_view_tail(cache, layer, &planes[KVC__SNAPSHOT_TAIL]);
 }
 
 void kvc__snapshot_block_planes(const kvc_blocks_layout *layout, size_t out[KVC__SNAPSHOT_PLANES]) {
@@ -60,8 +70,10 @@ kvc_status kvc__source_init(kvc__source *s, const kvc_cache *cache, int64_t laye
     s->heads = spec->kv_heads;
     s->keep = spec->keep;
     s->window = spec->window > 0;
+    s->turn = plane == KVC__SNAPSHOT_TAIL ? kvc__snapshot_rows(spec, plane, 1) : 0;
+    s->positions = kvc__snapshot_row_positions(spec, plane);
     if (desc.growth == KVC_GROW_PAGED) return find_blocks(s, &desc, plane);
-    KVC_TRY(kvc__snapshot_view(cache, layer, spec->kv_bits > 0, planes));
+    KVC_TRY(kvc__snapshot_view(cache, layer, spec, planes));
     for (int p = 0; p < KVC__SNAPSHOT_PLANES; p++)
         if (p != plane) kvc_array_release(&planes[p]);
     s->view = planes[plane];
@@ -73,11 +85,21 @@ void kvc__source_deinit(kvc__source *s) {
     kvc_array_release(&s->view);
 }
 
-/* Finds row i of a sequence in the order of positions, and how many follow it. */
+/* How many rows from row i on hold something of a sequence. */
+static int64_t run_of(const kvc__source *s, const kvc_cache_held *held, int64_t i) {
+    if (s->turn) { /* the last position that is or was in that row */
+        const int64_t past = (held->length - 1 - i) % s->turn;
+        return held->length - 1 - (past < 0 ? past + s->turn : past) >= held->first;
+    }
+    const int64_t rows = kvc__source_rows(held, s->keep, s->window) / s->positions;
+    return i < rows ? rows - i : 0;
+}
+
+/* Finds row i of a sequence in the order of positions, and how many of those that follow it lie
+ * behind it. */
 static const char *find_held(const kvc__source *s, const kvc_cache_held *held, int64_t sequence,
                              int64_t head, int64_t i, int64_t *run) {
     int64_t row = i;
-    *run = kvc__source_rows(held, s->keep, s->window) - i;
     if (s->layout.slabs) {
         const int64_t size = s->layout.positions, block = i / size;
         const int32_t *ids;
@@ -110,10 +132,10 @@ kvc_status kvc__source_fill(void *context, void *out, size_t offset, size_t byte
         const size_t at = offset + done, past = at % s->row_bytes;
         const int64_t n = (int64_t)(at / s->row_bytes), i = n % s->rows;
         const int64_t head = n / s->rows % s->heads, b = n / s->rows / s->heads;
-        int64_t run = s->rows - i;
-        const char *row = NULL; /* behind the end of a shorter sequence lie zeros */
-        if (i < kvc__source_rows(&s->held[b], s->keep, s->window))
-            row = find_held(s, &s->held[b], s->first_sequence + b, head, i, &run);
+        int64_t run = run_of(s, &s->held[b], i);
+        const char *row = NULL; /* where a sequence has nothing lie zeros */
+        if (run) row = find_held(s, &s->held[b], s->first_sequence + b, head, i, &run);
+        else run = s->turn ? 1 : s->rows - i;
         size_t some = (size_t)run * s->row_bytes - past;
         if (some > bytes - done) some = bytes - done;
         if (row) memcpy((char *)out + done, row + past, some);

@@ -80,7 +80,8 @@ class Convert(ProgramTest):
     # What becomes of files.
 
     def test_without_options_a_file_of_ours_stays_to_the_byte(self):
-        for cache in [], ["--cache", "q4:32"], ["--cache", "window:8:2"], ["--cache", "q8r:32"]:
+        for cache in ([], ["--cache", "q4:32"], ["--cache", "window:8:2"], ["--cache", "q8r:32"],
+                      ["--cache", "q4c:32"]):
             self.save(self.a, *cache)
             self.convert(self.a, self.b, "--force")
             self.assertEqual(self.b.read_bytes(), self.a.read_bytes(), cache)
@@ -177,6 +178,17 @@ class Convert(ProgramTest):
                 half = len(data)
                 self.assertEqual((dtype, [2] + shape[1:]), whole[name][:2])
                 self.assertEqual(data, whole[name][2][sequence * half:][:half])
+
+    def test_lists_of_caches_stay(self):
+        rows = ["F32", 4, [1, 1, 4, 32]]
+        prompt_cache(self.a, ["CacheList", "KVCache"],
+                     {"0.0.0.0": "KVCache", "0.0.0.1": "KVCache", "0.0.1.0": "", "0.0.1.1": ""},
+                     {f"{path}.{side}": rows for path in ("0.0", "0.1", "1") for side in "01"})
+        for source, target, form in (self.a, self.b, "0.32"), (self.b, self.c, "0.31"):
+            found = self.convert(source, target, "--form", form, "--cache", "q8:32")["out"]
+            self.assertEqual([layer["path"] for layer in found["layers"]], ["0.0", "0.1", "1"])
+            self.assertEqual({layer["kind"] for layer in found["layers"]}, {"QuantizedKVCache"})
+        self.assertEqual(read(self.c)[0]["0.0.0.1"], "QuantizedKVCache")
 
     def test_layers_that_were_not_chosen_stay(self):
         self.batch()

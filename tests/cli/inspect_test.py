@@ -36,6 +36,25 @@ metadata      model: toy
 checksums     none
 """)
 
+    def test_layers_in_lists_say_where_they_are(self):
+        rows, tensors = ["BF16", 2, [1, 2, 9, 16]], {}
+        for path in "0.0", "0.1", "1.0", "2", "3.0.0":
+            tensors |= {f"{path}.0": rows, f"{path}.1": rows}
+        prompt_cache(self.path, ["CacheList", "CacheList", "KVCache", "CacheList"],
+                     {"0.0.0.0": "KVCache", "0.0.0.1": "KVCache", "0.1.0.0": "KVCache",
+                      "0.3.0.0": "CacheList", "0.3.1.0.0.0": "RotatingKVCache",
+                      **{f"0.3.1.0.1.0.{i}": n for i, n in enumerate(["2", "16", "9", "9"])}},
+                     tensors)
+        self.assertEqual(self.printed("inspect", self.path), """\
+form          mlx-lm 0.31, 5 layers, 1 sequence
+layers 0 to 3 (0.0 to 2): KVCache, 2 heads, keys of 16, values of 16, bf16; 9 positions
+layer 4 (3.0.0): RotatingKVCache, 2 heads, keys of 16, values of 16, bf16, window 16, keeps 2; \
+9 positions
+checksums     none
+""")
+        self.assertEqual([layer["path"] for layer in self.parsed("inspect", self.path)["layers"]],
+                         ["0.0", "0.1", "1.0", "2", "3.0.0"])
+
     def test_json_has_all_of_it(self):
         self.mixture()
         found = self.parsed("inspect", self.path)

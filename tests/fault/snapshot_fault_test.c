@@ -12,12 +12,18 @@
 #include "support/files.h"
 #include "support/support.h"
 
-enum { LAYERS = 3, HEADS = 2, DIM = 32, POSITIONS = 20, PAGES_OF_POSITIONS = 300, MOST = 320 };
+enum { LAYERS = 4, HEADS = 2, DIM = 32, POSITIONS = 40, PAGES_OF_POSITIONS = 300, MOST = 320 };
 
 static const kvc_layer_spec specs[LAYERS] = {
     {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_BF16},
     {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_F16, .window = 8, .keep = 2},
-    {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_F32, .kv_bits = 4, .kv_group = 32}};
+    {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_F32, .kv_bits = 4, .kv_group = 32},
+    {.kv_heads = HEADS,
+     .key_dim = DIM,
+     .dtype = KVC_F16,
+     .kv_bits = 2,
+     .kv_group = 32,
+     .keys_per_channel = true}};
 
 typedef struct stage {
     test_folder folder;
@@ -68,12 +74,14 @@ static kvc_cache *new_cache(kvc_pool *pool, int64_t positions) {
 static kvc_status save_as(const char *path, const kvc_cache *cache) {
     const int32_t tokens[] = {1, 2, 3};
     const kvc_snapshot_text text = {"model", "toy"};
+    const char *const paths[LAYERS] = {"0", "1.0", "1.1.0", "2"};
     const kvc_snapshot_info info = {.struct_size = sizeof info,
                                     .fingerprint = {.model = "m"},
                                     .tokens = tokens,
                                     .token_count = 3,
                                     .texts = &text,
-                                    .text_count = 1};
+                                    .text_count = 1,
+                                    .paths = paths};
     return kvc_snapshot_save(path, cache, &info);
 }
 

@@ -4,6 +4,7 @@
     make_seeds.py FOLDER    makes FOLDER/<target>/ for each of them"""
 
 import json
+import math
 import struct
 import sys
 from pathlib import Path
@@ -32,6 +33,28 @@ def tokenizers():
             yield data[:-1]
 
 
+def snapshots():
+    """Metadata and tensors of prompt caches: each class, lists in both forms, keys per channel."""
+    rows, scales, words = ("F16", [1, 1, 2, 32]), ("F16", [1, 1, 2, 1]), ("U32", [1, 1, 2, 4])
+    packed = {f"0.{side}.{part}": scales if part else words for side in range(2) for part in range(3)}
+    yield {"2.0": "KVCache", "0.0": "", "1.model": "m"}, {"0.0": rows, "0.1": rows}
+    yield {"2.0": "QuantizedKVCache", "0.0.0": "2", "0.0.1": "32", "0.0.2": "4"}, packed
+    yield ({"2.0": "RotatingKVCache", "0.0.0": "0", "0.0.1": "2", "0.0.2": "3", "0.0.3": "1"},
+           {"0.0": rows, "0.1": rows})
+    yield ({"2.0": "CacheList", "0.0.0.0": "KVCache", "0.0.0.1": "CacheList", "0.0.1.1.0.0": "KVCache"},
+           {"0.0.0": rows, "0.0.1": rows, "0.1.0.0": rows, "0.1.0.1": rows})
+    yield ({"2.0": "", "1.0": "CacheList", "2.1.0": "0.0.0.2", "2.1.1": "scalar", "2.2.0": "0.0.1",
+            "2.2.1": "string"},
+           {"0.0.0.0": rows, "0.0.0.1": rows, "0.0.0.2": ("I32", []),
+            "0.0.1": ("I32", [7], "KVCache")})
+    numbers = ["0", "0", "4", "32", "3", "2", "0"]
+    yield ({"2.0": "KvcCache", **{f"0.0.{i}": n for i, n in enumerate(numbers)}},
+           {"0.0.0": ("U32", [1, 1, 1, 128]), "0.0.1": ("F16", [1, 1, 1, 32]),
+            "0.0.2": ("F16", [1, 1, 1, 32]), "0.1.0": ("U32", [1, 1, 32, 4]),
+            "0.1.1": ("F16", [1, 1, 32, 1]), "0.1.2": ("F16", [1, 1, 32, 1]),
+            "0.2": ("F16", [1, 1, 64, 32])})
+
+
 def safetensors():
     def entry(dtype, shape, begin, end):
         return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
@@ -54,6 +77,15 @@ def safetensors():
             yield bytes([1, size]) + data
             yield bytes([3, size]) + data
             yield bytes([0, 0]) + struct.pack("<Q", len(text)) + data
+    for metadata, tensors in snapshots():
+        header, content = {"__metadata__": metadata}, b""
+        for name, (dtype, shape, *characters) in tensors.items():
+            at = len(content)
+            content += "".join(characters).encode("utf-32-le")
+            content = content.ljust(at + (2 if dtype == "F16" else 4) * math.prod(shape), b"\0")
+            header[name] = entry(dtype, shape, at, len(content))
+        text = json.dumps(header, separators=(",", ":")).encode()
+        yield bytes([0, 0]) + struct.pack("<Q", len(text)) + text + content
     # As the library writes it: docs/FORMAT.md has this file.
     text = ('{"__metadata__":{"kvc.xxh3.header":"16f0fec7290b83cce8792bf64a6d506e",'
             '"kvc.xxh3.tensors":"49a04899597a3567537653a0d9955b86bbf01262d3ba2a4b5b65fa69210d0f3d",'

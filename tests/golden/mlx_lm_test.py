@@ -62,6 +62,56 @@ def caches():
         appended(mlx.RotatingKVCache(8, 2), [10, 1]),
         appended(mlx.QuantizedKVCache(32, 4), [10, 1]),
     ]
+    yield "lists", [pair() for _ in range(11)]
+    yield "lists of one, of any kind, and layers without", [
+        mlx.CacheList(appended(mlx.KVCache(), [10, 1])),
+        appended(mlx.RotatingKVCache(8, 2), [10, 1, 1]),
+        mlx.CacheList(
+            appended(mlx.QuantizedKVCache(32, 4), [10, 1]),
+            appended(mlx.RotatingKVCache(8, 2), [10, 1]),
+            appended(mlx.KVCache(), [10, 1], mx.float16, 1, 32, 96),
+        ),
+    ]
+    yield "lists in lists", [
+        mlx.CacheList(pair(), appended(mlx.KVCache(), [3]), mlx.CacheList(mlx.CacheList(pair()))),
+        appended(mlx.KVCache(), [3]),
+    ]
+    yield "lists of a batch", [
+        mlx.CacheList(
+            appended(mlx.KVCache(), [5], batch=3),
+            appended(mlx.QuantizedKVCache(32, 8), [5], batch=3),
+        )
+    ]
+
+
+def pair():
+    return mlx.CacheList(appended(mlx.KVCache(), [3]), appended(mlx.KVCache(), [3], heads=1, dim=32))
+
+
+def refused():
+    """Yields (list of layers, words of the sentence) that no cache of ours is."""
+    arrays = mlx.ArraysCache(size=1)
+    arrays[0] = mx.zeros((1, 4))
+    yield [mlx.CacheList(arrays, pair())], "layer 0.0 is a ArraysCache; it has no keys and values"
+    chunked = appended(mlx.ChunkedKVCache(16), [3])
+    yield [mlx.CacheList(pair(), chunked)], "layer 0.1 is a ChunkedKVCache; save a KVCache"
+    yield [appended(mlx.ConcatenateKVCache(), [3])], "layer 0 is a ConcatenateKVCache; save a KVCache"
+
+
+def leaves(layers):
+    """All caches in order, those of lists in the place of the list."""
+    for layer in layers:
+        if isinstance(layer, mlx.CacheList):
+            yield from leaves(layer.caches)
+        else:
+            yield layer
+
+
+def tree(layers):
+    return [
+        [type(x).__name__, tree(x.caches)] if isinstance(x, mlx.CacheList) else type(x).__name__
+        for x in layers
+    ]
 
 
 def plain(value):
@@ -95,7 +145,7 @@ def resave(program, source, target, growth):
 
 def check(program, name, source, target):
     before, texts = mlx.load_prompt_cache(source, return_metadata=True)
-    windows = any(isinstance(layer, mlx.RotatingKVCache) for layer in before)
+    windows = any(isinstance(layer, mlx.RotatingKVCache) for layer in leaves(before))
     for growth in GROWTHS:
         failed = resave(program, source, target, growth)
         if growth == "paged" and windows:
@@ -103,10 +153,12 @@ def check(program, name, source, target):
             continue
         assert not failed, (name, growth, failed)
         after, found = mlx.load_prompt_cache(target, return_metadata=True)
-        assert [cut(a) for a in after] == [cut(b) for b in before], (name, growth)
+        assert tree(after) == tree(before), (name, growth, tree(after))
+        cuts = [[cut(layer) for layer in leaves(layers)] for layers in (after, before)]
+        assert cuts[0] == cuts[1], (name, growth)
         assert found.pop("kvc")["format"] == "1", (name, growth)
         assert found == texts, (name, growth, found)
-        for a, b in zip(after, before):  # and both go on in the same way
+        for a, b in zip(leaves(after), leaves(before)):  # and both go on in the same way
             if a.keys is not None:
                 dim = 16 if not isinstance(b, mlx.QuantizedKVCache) else 64
                 if not isinstance(b, mlx.QuantizedKVCache):
@@ -137,6 +189,10 @@ def main():
             mlx.save_prompt_cache(source, layers, TEXTS)
             check(program, name, source, target)
             count += 1
+        for layers, words in refused():
+            mlx.save_prompt_cache(source, layers)
+            failed = resave(program, source, target, "reserve")
+            assert failed and words in failed, (words, failed)
         for file in golden:
             if NEW_FORM or file.name.startswith("quantize_"):
                 continue  # they are of the form of 0.31

@@ -1,5 +1,5 @@
 /* snapshot_resave FROM TO 0|1 [GROWTH]: loads a snapshot and saves it again, in a form, by way of a
- * cache of a growth (reserve, chunk, exact, paged, map), with the texts that it had. */
+ * cache of a growth (reserve, chunk, exact, paged, map), with the texts and lists that it had. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +20,23 @@ static kvc_status new_blocks(kvc_blocks **out, kvc_pool *pool, const kvc_snapsho
     return status;
 }
 
+/* Saves a cache with the texts and in the lists of a file. */
+static kvc_status save(const char *path, const kvc_cache *cache, const kvc_snapshot_contents *c,
+                       kvc_snapshot_form form) {
+    const char **paths = calloc((size_t)c->layers, sizeof *paths);
+    if (!paths) return KVC_E_NOMEM;
+    for (int64_t i = 0; i < c->layers; i++) paths[i] = c->layer[i].path;
+    const kvc_snapshot_info info = {.struct_size = sizeof info,
+                                    .form = form,
+                                    .fingerprint = {.model = "a test"},
+                                    .texts = c->texts,
+                                    .text_count = c->text_count,
+                                    .paths = paths};
+    const kvc_status status = kvc_snapshot_save(path, cache, &info);
+    free(paths);
+    return status;
+}
+
 static kvc_status resave(kvc_pool *pool, const char *const *argv, const char *growth) {
     kvc_snapshot *s = NULL;
     kvc_cache *cache = NULL;
@@ -33,16 +50,9 @@ static kvc_status resave(kvc_pool *pool, const char *const *argv, const char *gr
         status = new_blocks(&blocks, pool, kvc_snapshot_contents_of(s));
     options.blocks = blocks;
     if (!status) status = kvc_snapshot_restore(&cache, pool, s, &options);
-    if (!status) {
-        const kvc_snapshot_contents *c = kvc_snapshot_contents_of(s);
-        const kvc_snapshot_info info = {.struct_size = sizeof info,
-                                        .form = argv[3][0] == '1' ? KVC_SNAPSHOT_MLX_LM_0_32
-                                                                  : KVC_SNAPSHOT_MLX_LM_0_31,
-                                        .fingerprint = {.model = "a test"},
-                                        .texts = c->texts,
-                                        .text_count = c->text_count};
-        status = kvc_snapshot_save(argv[2], cache, &info);
-    }
+    if (!status)
+        status = save(argv[2], cache, kvc_snapshot_contents_of(s),
+                      argv[3][0] == '1' ? KVC_SNAPSHOT_MLX_LM_0_32 : KVC_SNAPSHOT_MLX_LM_0_31);
     kvc_cache_free(cache);
     kvc_blocks_free(blocks);
     kvc_snapshot_close(s);

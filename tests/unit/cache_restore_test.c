@@ -130,6 +130,46 @@ static void restore__refuses_what_no_window_can_hold(void **state) {
     kvc_cache_free(cache);
 }
 
+static void restore__holds_keys_per_channel_unpacked_from_where_it_is_told(void **state) {
+    (void)state;
+    enum { G = 32 };
+    const kvc_layer_spec spec = {.kv_heads = HEADS,
+                                 .key_dim = DIM,
+                                 .dtype = KVC_F32,
+                                 .kv_bits = 4,
+                                 .kv_group = G,
+                                 .keys_per_channel = true};
+    for (int64_t length = 0; length < 5 * G; length += 7)
+        for (int64_t first = -1; first <= length + 1; first++) {
+            const bool fits = first >= 0 && first <= length / G * G && first >= length - 2 * G;
+            const kvc_cache_held held = {.length = length, .rows = length, .first = first};
+            kvc_cache *cache = new_cache(KVC_GROW_CHUNK, &spec, 1);
+            kvc_cache_held found;
+            if (fits) assert_ok(kvc_cache_restore(cache, 0, &held));
+            else assert_fails(kvc_cache_restore(cache, 0, &held), KVC_E_RANGE);
+            assert_ok(kvc_cache_check(cache));
+            assert_ok(kvc_cache_held_get(cache, 0, 0, &found));
+            assert_int_equal(found.length, fits ? length : 0);
+            assert_int_equal(found.first, fits ? first : 0);
+            assert_int_equal(kvc_cache_trimmable(cache),
+                             fits ? length - (first + G - 1) / G * G : 0);
+            kvc_cache_free(cache);
+        }
+    kvc_cache *cache = new_cache(KVC_GROW_RESERVE, &spec, 1);
+    const kvc_cache_held wrong[] = {{INT64_MAX, 0, INT64_MAX, 0},
+                                    {INT64_MAX, 0, INT64_MAX - G, 0},
+                                    {64, 64, INT64_MIN, 0},
+                                    {MOST + G, 0, MOST, 0}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_fails(kvc_cache_restore(cache, 0, &wrong[i]), KVC_E_RANGE);
+    const kvc_cache_file file = {.fd = -1, .rows = 65};
+    const kvc_cache_held held = {65, 65, 64, 0};
+    assert_fails(kvc_cache_restore_mapped(cache, 0, &held, &file), KVC_E_RANGE);
+    assert_non_null(strstr(kvc_last_error(), "whole groups of 32"));
+    assert_ok(kvc_cache_check(cache));
+    kvc_cache_free(cache);
+}
+
 /* Writes keys, then values, [batch][HEADS][rows][DIM] of the rows' numbers, from `offset` on. */
 static int file_of_rows(test_folder *folder, size_t offset, int64_t batch, int64_t rows) {
     char path[TEST_PATH];
@@ -256,6 +296,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(restore__gives_a_window_the_rows_that_it_had),
         TEST(restore__refuses_what_no_window_can_hold),
+        TEST(restore__holds_keys_per_channel_unpacked_from_where_it_is_told),
         TEST(mapped__rows_are_those_of_the_file_and_append_in_place),
         TEST(mapped__memory_serves_no_other_cache),
         TEST(mapped__refuses_what_does_not_fit_and_changes_nothing),

@@ -4,41 +4,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <kvcache/attention.h>
 #include <kvcache/snapshot.h>
 
 #include "support/arrays.h"
-#include "support/files.h"
+#include "support/snapshot_fixture.h"
 #include "support/support.h"
 
-enum { HEADS = 2, DIM = 32, MOST = 512 };
+enum { HEADS = SNAPSHOT_HEADS, DIM = SNAPSHOT_DIM };
 
-typedef struct stage {
-    test_folder folder;
-    char path[TEST_PATH];
-    kvc_pool *pool;
-    uint64_t random;
-} stage;
-
-static int setup(void **state) {
-    static stage s;
-    s = (stage){.random = 7};
-    test_folder_init(&s.folder);
-    (void)test_folder_path(&s.folder, "a.safetensors", s.path);
-    assert_ok(kvc_pool_new(&s.pool, kvc_device_cpu()));
-    *state = &s;
-    return 0;
-}
-
-static int teardown(void **state) {
-    stage *s = *state;
-    kvc_pool_stats stats = {.struct_size = sizeof stats};
-    assert_ok(kvc_pool_stats_get(s->pool, &stats));
-    assert_int_equal(stats.active_bytes, 0);
-    kvc_pool_free(s->pool);
-    test_folder_deinit(&s->folder);
-    return 0;
-}
+typedef snapshot_stage stage;
 
 static const kvc_layer_spec plain = {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_BF16};
 static const kvc_layer_spec window = {
@@ -51,58 +25,26 @@ static const kvc_layer_spec rotated = {.kv_heads = HEADS,
                                        .kv_bits = 4,
                                        .kv_group = 32,
                                        .rotated = true};
-
-static kvc_cache *filled(stage *s, const kvc_layer_spec *spec, kvc_growth growth, int64_t batch,
-                         int64_t n) {
-    const kvc_cache_desc desc = {.struct_size = sizeof desc,
-                                 .batch = batch,
-                                 .layers = 1,
-                                 .specs = spec,
-                                 .spec_count = 1,
-                                 .growth = growth,
-                                 .max_positions = MOST};
-    const int64_t shape[] = {batch, HEADS, 1, DIM};
-    float numbers[4 * HEADS * DIM];
-    kvc_array rows;
-    kvc_cache *cache;
-    assert_ok(kvc_cache_new(&cache, s->pool, &desc));
-    assert_ok(kvc_array_borrow(&rows, KVC_F32, 4, shape, NULL, numbers));
-    for (int64_t i = 0; i < n; i++) {
-        for (size_t j = 0; j < sizeof numbers / sizeof *numbers; j++)
-            numbers[j] = (float)test_below(&s->random, 2000) / 1000 - 1;
-        assert_ok(kvc_cache_append(cache, 0, &rows, &rows));
-    }
-    return cache;
-}
-
-static void attend(const kvc_cache *cache, float out[4 * HEADS * DIM]) {
-    kvc_attention_desc desc = {.struct_size = sizeof desc};
-    kvc_attention *plan;
-    float q[HEADS * DIM];
-    const int64_t shape[] = {1, HEADS, 1, DIM};
-    kvc_array q_view, out_view;
-    for (int i = 0; i < HEADS * DIM; i++) q[i] = (float)(i % 5) / 4;
-    assert_ok(kvc_attention_desc_for(&desc, cache, 0));
-    desc.q_heads = HEADS;
-    assert_ok(kvc_attention_plan(&plan, &desc));
-    assert_ok(kvc_array_borrow(&q_view, KVC_F32, 4, shape, NULL, q));
-    assert_ok(kvc_array_borrow(&out_view, KVC_F32, 4, shape, NULL, out));
-    assert_ok(kvc_attention_run(plan, cache, 0, &q_view, &out_view, NULL));
-    kvc_attention_free(plan);
-}
+static const kvc_layer_spec per_channel = {.kv_heads = HEADS,
+                                           .key_dim = DIM,
+                                           .dtype = KVC_F16,
+                                           .kv_bits = 3,
+                                           .kv_group = 32,
+                                           .keys_per_channel = true,
+                                           .rotated = true};
 
 static void attention__over_what_came_back_is_the_same(void **state) {
     stage *s = *state;
-    const kvc_layer_spec *specs[] = {&plain, &window, &packed, &rotated};
-    for (size_t i = 0; i < 4; i++)
+    const kvc_layer_spec *specs[] = {&plain, &window, &packed, &rotated, &per_channel};
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
         for (unsigned flags = 0; flags < 2; flags++) {
-            kvc_cache *cache = filled(s, specs[i], KVC_GROW_CHUNK, 1, 300), *back;
+            kvc_cache *cache = snapshot_filled(s, specs[i], KVC_GROW_CHUNK, 1, 300), *back;
             const kvc_snapshot_options options = {.struct_size = sizeof options, .flags = flags};
             float before[4 * HEADS * DIM] = {0}, after[4 * HEADS * DIM] = {1};
             assert_ok(kvc_snapshot_save(s->path, cache, NULL));
             assert_ok(kvc_snapshot_load(&back, s->pool, s->path, &options));
-            attend(cache, before);
-            attend(back, after);
+            snapshot_attend(cache, 0, before);
+            snapshot_attend(back, 0, after);
             assert_memory_equal(before, after, HEADS * DIM * sizeof(float));
             kvc_cache_free(cache);
             kvc_cache_free(back);
@@ -119,7 +61,7 @@ static void info__comes_back(void **state) {
                               .token_count = 4,
                               .texts = texts,
                               .text_count = 2};
-    kvc_cache *cache = filled(s, &plain, KVC_GROW_RESERVE, 1, 4);
+    kvc_cache *cache = snapshot_filled(s, &plain, KVC_GROW_RESERVE, 1, 4);
     for (int form = 0; form < 2; form++) {
         kvc_snapshot *snapshot;
         info.form = (kvc_snapshot_form)form;
@@ -171,7 +113,7 @@ static void fingerprint__that_differs_is_refused_by_field(void **state) {
                  {{.layout = "x"}, "layout: \"x\" expected, none found"},
                  {{.dtype = "x"}, "dtype: \"x\" expected, none found"},
                  {{.quantization = ""}, "quantization: \"\" expected, none found"}};
-    kvc_cache *cache = filled(s, &plain, KVC_GROW_RESERVE, 1, 4), *back;
+    kvc_cache *cache = snapshot_filled(s, &plain, KVC_GROW_RESERVE, 1, 4), *back;
     assert_ok(kvc_snapshot_save(s->path, cache, &info));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const kvc_snapshot_options options = {.struct_size = sizeof options,
@@ -188,7 +130,7 @@ static void sequence__of_a_batch_is_a_file_of_its_own(void **state) {
     stage *s = *state;
     const kvc_layer_spec *specs[] = {&plain, &window, &packed};
     for (size_t i = 0; i < 3; i++) {
-        kvc_cache *cache = filled(s, specs[i], KVC_GROW_EXACT, 3, 20), *back;
+        kvc_cache *cache = snapshot_filled(s, specs[i], KVC_GROW_EXACT, 3, 20), *back;
         const kvc_snapshot_info info = {.struct_size = sizeof info, .sequence = I64(1)};
         kvc_snapshot *snapshot;
         assert_ok(kvc_cache_trim_sequence(cache, 2, i == 1 ? 0 : 5));
@@ -206,7 +148,7 @@ static void sequence__of_a_batch_is_a_file_of_its_own(void **state) {
 
 static void ragged__batches_have_a_class_that_mlx_lm_refuses(void **state) {
     stage *s = *state;
-    kvc_cache *cache = filled(s, &plain, KVC_GROW_RESERVE, 2, 20);
+    kvc_cache *cache = snapshot_filled(s, &plain, KVC_GROW_RESERVE, 2, 20);
     kvc_snapshot *snapshot;
     kvc_snapshot_info info = {.struct_size = sizeof info, .form = KVC_SNAPSHOT_MLX_LM_0_32};
     assert_ok(kvc_cache_trim_sequence(cache, 0, 5));
@@ -223,12 +165,12 @@ static void ragged__batches_have_a_class_that_mlx_lm_refuses(void **state) {
     kvc_cache_free(cache);
 }
 
-static void keys_per_channel__have_no_form_in_files(void **state) {
+static void keys_per_channel__are_not_for_mlx_lm_0_32(void **state) {
     stage *s = *state;
-    kvc_layer_spec spec = packed;
-    spec.keys_per_channel = true;
-    kvc_cache *cache = filled(s, &spec, KVC_GROW_RESERVE, 1, 40);
-    assert_fails(kvc_snapshot_save(s->path, cache, NULL), KVC_E_UNSUPPORTED);
+    const kvc_snapshot_info info = {.struct_size = sizeof info, .form = KVC_SNAPSHOT_MLX_LM_0_32};
+    kvc_cache *cache = snapshot_filled(s, &per_channel, KVC_GROW_RESERVE, 1, 40);
+    assert_fails(kvc_snapshot_save(s->path, cache, &info), KVC_E_UNSUPPORTED);
+    assert_non_null(strstr(kvc_last_error(), "packed per channel"));
     assert_int_equal(test_folder_count(&s->folder), 0);
     kvc_cache_free(cache);
 }
@@ -283,7 +225,9 @@ static void odd__files_are_refused_with_a_sentence(void **state) {
     static const odd cases[] = {
         {"KVCache", {NULL}, 9, KVC_OK, NULL},
         {"KVCache", {NULL}, 0, KVC_OK, NULL},
-        {"CacheList", {NULL}, 9, KVC_E_UNSUPPORTED, "layer 0 is a CacheList"},
+        {"CacheList", {NULL}, 9, KVC_E_CORRUPT, "layer 0 is a CacheList of no caches"},
+        {"ArraysCache", {NULL}, 9, KVC_E_UNSUPPORTED, "no keys and values"},
+        {"BatchKVCache", {NULL}, 9, KVC_E_UNSUPPORTED, "one by one"},
         {"ChunkedKVCache", {"1"}, 9, KVC_E_UNSUPPORTED, "ChunkedKVCache"},
         {"os.system", {NULL}, 9, KVC_E_UNSUPPORTED, "os.system"},
         {"RotatingKVCache", {"2", "8", "13", "5"}, 8, KVC_OK, NULL},
@@ -313,7 +257,8 @@ static void odd__files_are_refused_with_a_sentence(void **state) {
         {"KvcCache", {"0", "0", "0", "0", "0", "9", "9"}, 9, KVC_OK, NULL},
         {"KvcCache", {"0", "0", "0", "0", "0", "9", "8"}, 9, KVC_E_CORRUPT, "rows is 8"},
         {"KvcCache", {"0", "0", "0", "0", "0", "10", "10"}, 9, KVC_E_CORRUPT, "rows is 10"},
-        {"KvcCache", {"0", "0", "0", "0", "1", "9", "9"}, 9, KVC_E_CORRUPT, "rotated is 1"},
+        {"KvcCache", {"0", "0", "0", "0", "1", "9", "9"}, 9, KVC_E_CORRUPT, "packing is 1"},
+        {"KvcCache", {"0", "0", "0", "0", "2", "9", "9"}, 9, KVC_E_CORRUPT, "packing is 2"},
         {"KvcCache", {"4", "1", "0", "0", "0", "20", "9"}, 9, KVC_OK, NULL},
         {"KvcCache", {"4", "1", "0", "0", "0", "20", "3"}, 9, KVC_E_CORRUPT, "rows is 3"},
         {"KvcCache", {"4", "4", "0", "0", "0", "20", "9"}, 9, KVC_E_CORRUPT, "keep is 4"},
@@ -348,7 +293,7 @@ static void mixed__up_layers_are_refused(void **state) {
          "batch is 2"},
         {{"0.0", "0.1", "1.0", "1.1"},
          {{1, 2, 9, 32}, {1, 2, 8, 32}, {1, 2, 9, 32}, {1, 2, 9, 32}},
-         "tensor 0.1"},
+         "tensor 0.0"},
         {{"0.0", "0.1", "1.0", "1.1", "2.0"},
          {{1, 2, 9, 32}, {1, 2, 9, 32}, {1, 2, 9, 32}, {1, 2, 9, 32}, {1, 2, 9, 32}},
          "5 tensors, of which its 2 layers have 4"},
@@ -377,18 +322,18 @@ static void mixed__up_layers_are_refused(void **state) {
 
 static void bytes__flipped_one_at_a_time_give_no_other_values(void **state) {
     stage *s = *state;
-    kvc_cache *cache = filled(s, &packed, KVC_GROW_CHUNK, 1, 3), *back;
+    kvc_cache *cache = snapshot_filled(s, &packed, KVC_GROW_CHUNK, 1, 3), *back;
     float before[4 * HEADS * DIM], after[4 * HEADS * DIM];
     size_t bytes, loaded = 0;
     assert_ok(kvc_snapshot_save(s->path, cache, NULL));
     char *file = test_file_get(s->path, &bytes);
-    attend(cache, before);
+    snapshot_attend(cache, 0, before);
     for (size_t i = 0; i < bytes; i++) {
         file[i] = (char)(file[i] ^ (1 << i % 8));
         test_file_put(s->path, file, bytes);
         file[i] = (char)(file[i] ^ (1 << i % 8));
         if (kvc_snapshot_load(&back, s->pool, s->path, NULL) != KVC_OK) continue;
-        attend(back, after);
+        snapshot_attend(back, 0, after);
         assert_memory_equal(before, after, HEADS * DIM * sizeof(float));
         loaded++;
         kvc_cache_free(back);
@@ -405,7 +350,7 @@ static void bytes__flipped_one_at_a_time_give_no_other_values(void **state) {
 static void executor__has_the_caller_told_what_is_damaged(void **state) {
     stage *s = *state;
     kvc_threads *threads;
-    kvc_cache *cache = filled(s, &packed, KVC_GROW_RESERVE, 1, 70), *back;
+    kvc_cache *cache = snapshot_filled(s, &packed, KVC_GROW_RESERVE, 1, 70), *back;
     kvc_snapshot *snapshot;
     assert_ok(kvc_threads_new(&threads, 3));
     kvc_executor executor = kvc_threads_executor(threads);
@@ -439,7 +384,7 @@ static void executor__has_the_caller_told_what_is_damaged(void **state) {
 
 static void mapped__load_verifies_if_asked(void **state) {
     stage *s = *state;
-    kvc_cache *cache = filled(s, &plain, KVC_GROW_RESERVE, 1, 100), *back;
+    kvc_cache *cache = snapshot_filled(s, &plain, KVC_GROW_RESERVE, 1, 100), *back;
     kvc_snapshot *snapshot;
     size_t bytes;
     assert_ok(kvc_snapshot_save(s->path, cache, NULL));
@@ -465,29 +410,29 @@ static void mapped__load_verifies_if_asked(void **state) {
 
 static void mapped__files_may_be_replaced_and_are_not_written(void **state) {
     stage *s = *state;
-    kvc_cache *cache = filled(s, &plain, KVC_GROW_RESERVE, 1, 300), *one, *two;
+    kvc_cache *cache = snapshot_filled(s, &plain, KVC_GROW_RESERVE, 1, 300), *one, *two;
     const kvc_snapshot_options options = {.struct_size = sizeof options, .flags = KVC_LOAD_MAP};
     float wanted[4 * HEADS * DIM], found[4 * HEADS * DIM];
-    attend(cache, wanted);
+    snapshot_attend(cache, 0, wanted);
     assert_ok(kvc_snapshot_save(s->path, cache, NULL));
     assert_ok(kvc_snapshot_load(&one, s->pool, s->path, &options));
     assert_ok(kvc_snapshot_load(&two, s->pool, s->path, &options));
-    kvc_cache *other = filled(s, &plain, KVC_GROW_CHUNK, 1, 3);
+    kvc_cache *other = snapshot_filled(s, &plain, KVC_GROW_CHUNK, 1, 3);
     assert_ok(kvc_snapshot_save(s->path, other, NULL)); /* over the file that both map */
     kvc_cache_free(other);
-    attend(one, found);
+    snapshot_attend(one, 0, found);
     assert_memory_equal(wanted, found, HEADS * DIM * sizeof(float));
     assert_ok(kvc_cache_trim(one, 200)); /* and what one writes the other does not see */
-    other = filled(s, &plain, KVC_GROW_CHUNK, 1, 100);
+    other = snapshot_filled(s, &plain, KVC_GROW_CHUNK, 1, 100);
     kvc_array k, v;
     assert_ok(kvc_cache_view(other, 0, &k, &v));
     assert_ok(kvc_cache_append(one, 0, &k, &v));
     kvc_array_release(&k);
     kvc_array_release(&v);
     kvc_cache_free(other);
-    attend(two, found);
+    snapshot_attend(two, 0, found);
     assert_memory_equal(wanted, found, HEADS * DIM * sizeof(float));
-    attend(one, found);
+    snapshot_attend(one, 0, found);
     assert_memory_not_equal(wanted, found, HEADS * DIM * sizeof(float));
     kvc_cache_free(cache);
     kvc_cache_free(one);
@@ -528,6 +473,57 @@ static void golden__file_of_ours_is_this_to_the_byte(void **state) {
     free(file);
 }
 
+/* docs/FORMAT.md tells how this one is made, too: keys per channel, unpacked ones among them. The
+ * checksums of the header stand for the data. */
+static void golden__file_of_keys_per_channel_is_this_to_the_byte(void **state) {
+    stage *s = *state;
+    enum { POSITIONS = 33 };
+    static const char header[] =
+        "{\"__metadata__\":{\"1.kvc.xxh3.header\":\"e157639c0ab3483edc1f4460c9249b8f\","
+        "\"1.kvc.xxh3.tensors\":\"e6ff6f5cfa313e03c50a23d10f70ea6cba4be7088ae515403280e6a148c"
+        "2229411b495eab051e13f1a864ccf4ac1b06e11ed2a9f77650c6fb9aeb356c9a0fdb1f176c6d671f9d67"
+        "34fd94cff085cbce219c4299abee7a50ed0fb38755b8f5b0cdfb4651c99bcae4c598081b3e16a3aac\","
+        "\"1.kvc.format\":\"1\",\"2.0\":\"KvcCache\",\"0.0.0\":\"0\",\"0.0.1\":\"0\",\"0.0.2"
+        "\":\"8\",\"0.0.3\":\"32\",\"0.0.4\":\"2\",\"0.0.5\":\"33\",\"0.0.6\":\"0\"},"
+        "\"0.0.0\":{\"dtype\":\"U32\",\"shape\":[1,1,2,256],\"data_offsets\":[0,2048]},"
+        "\"0.1.0\":{\"dtype\":\"U32\",\"shape\":[1,1,64,8],\"data_offsets\":[2048,4096]},"
+        "\"0.0.1\":{\"dtype\":\"F32\",\"shape\":[1,1,2,32],\"data_offsets\":[4096,4352]},"
+        "\"0.0.2\":{\"dtype\":\"F32\",\"shape\":[1,1,2,32],\"data_offsets\":[4352,4608]},"
+        "\"0.1.1\":{\"dtype\":\"F32\",\"shape\":[1,1,64,1],\"data_offsets\":[4608,4864]},"
+        "\"0.1.2\":{\"dtype\":\"F32\",\"shape\":[1,1,64,1],\"data_offsets\":[4864,5120]},"
+        "\"0.2\":{\"dtype\":\"F32\",\"shape\":[1,1,64,32],\"data_offsets\":[5120,13312]}}";
+    const kvc_layer_spec spec = {.kv_heads = 1,
+                                 .key_dim = DIM,
+                                 .dtype = KVC_F32,
+                                 .kv_bits = 8,
+                                 .kv_group = 32,
+                                 .keys_per_channel = true};
+    const kvc_cache_desc desc = {.struct_size = sizeof desc,
+                                 .layers = 1,
+                                 .specs = &spec,
+                                 .spec_count = 1,
+                                 .growth = KVC_GROW_CHUNK};
+    float keys[POSITIONS * DIM], values[POSITIONS * DIM];
+    kvc_array k, v;
+    kvc_cache *cache;
+    size_t bytes;
+    for (int p = 0; p < POSITIONS; p++)
+        for (int d = 0; d < DIM; d++) {
+            keys[p * DIM + d] = (float)(p == 31 ? 255 : p);
+            values[p * DIM + d] = (float)(d == 31 ? 255 : d);
+        }
+    assert_ok(kvc_cache_new(&cache, s->pool, &desc));
+    assert_ok(kvc_array_borrow(&k, KVC_F32, 4, I64(1, 1, POSITIONS, DIM), NULL, keys));
+    assert_ok(kvc_array_borrow(&v, KVC_F32, 4, I64(1, 1, POSITIONS, DIM), NULL, values));
+    assert_ok(kvc_cache_append(cache, 0, &k, &v));
+    assert_ok(kvc_snapshot_save(s->path, cache, NULL));
+    kvc_cache_free(cache);
+    char *file = test_file_get(s->path, &bytes);
+    assert_int_equal(bytes, 960 + 13312);
+    assert_memory_equal(file + 8, header, strlen(header));
+    free(file);
+}
+
 static void golden__files_of_mlx_lm_load(void **state) {
     stage *s = *state;
     static const char *const files[] = {"kv_bf16",      "rotating_f16", "quant_b2_g32",
@@ -555,13 +551,13 @@ static void golden__files_of_mlx_lm_load(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, snapshot_setup, snapshot_teardown)
         TEST(attention__over_what_came_back_is_the_same),
         TEST(info__comes_back),
         TEST(fingerprint__that_differs_is_refused_by_field),
         TEST(sequence__of_a_batch_is_a_file_of_its_own),
         TEST(ragged__batches_have_a_class_that_mlx_lm_refuses),
-        TEST(keys_per_channel__have_no_form_in_files),
+        TEST(keys_per_channel__are_not_for_mlx_lm_0_32),
         TEST(odd__files_are_refused_with_a_sentence),
         TEST(mixed__up_layers_are_refused),
         TEST(bytes__flipped_one_at_a_time_give_no_other_values),
@@ -569,6 +565,7 @@ int main(void) {
         TEST(mapped__load_verifies_if_asked),
         TEST(mapped__files_may_be_replaced_and_are_not_written),
         TEST(golden__file_of_ours_is_this_to_the_byte),
+        TEST(golden__file_of_keys_per_channel_is_this_to_the_byte),
         TEST(golden__files_of_mlx_lm_load),
 #undef TEST
     };

@@ -1,38 +1,24 @@
-/* Snapshots: random caches of every kind, saved and loaded. */
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <kvcache/attention.h>
+/* Snapshots: random caches of the kinds that have a naive one, saved and loaded. */
 #include <kvcache/snapshot.h>
 
 #include "support/arrays.h"
-#include "support/files.h"
 #include "support/naive_batch.h"
 #include "support/naive_cache.h"
+#include "support/snapshot_fixture.h"
 #include "support/support.h"
 
 enum { LAYERS = 4, MOST = 700, ROUNDS = 120, BLOCK = 16, MOST_BATCH = 3 };
 
 typedef struct stage {
-    test_folder folder;
-    char path[TEST_PATH], again[TEST_PATH];
-    kvc_pool *pool;
+    snapshot_stage at;
     kvc_threads *threads;
-    uint64_t random;
     kvc_layer_spec specs[LAYERS];
     int64_t batch;
 } stage;
 
 static int setup(void **state) {
     static stage s;
-    s = (stage){.random = 1};
-    test_folder_init(&s.folder);
-    (void)test_folder_path(&s.folder, "a.safetensors", s.path);
-    (void)test_folder_path(&s.folder, "b.safetensors", s.again);
-    assert_ok(kvc_pool_new(&s.pool, kvc_device_cpu()));
+    snapshot_stage_init(&s.at, 1);
     assert_ok(kvc_threads_new(&s.threads, 3));
     *state = &s;
     return 0;
@@ -40,34 +26,27 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     stage *s = *state;
-    kvc_pool_stats stats = {.struct_size = sizeof stats};
-    assert_ok(kvc_pool_stats_get(s->pool, &stats));
-    assert_int_equal(stats.active_bytes, 0);
     kvc_threads_free(s->threads);
-    kvc_pool_free(s->pool);
-    test_folder_deinit(&s->folder);
+    snapshot_stage_deinit(&s->at);
     return 0;
-}
-
-static int64_t one_of(stage *s, int64_t count, const int64_t *values) {
-    return values[test_below(&s->random, count)];
 }
 
 /* @param windows  whether there may be some */
 static void choose_specs(stage *s, bool windows) {
     for (int i = 0; i < LAYERS; i++) {
         kvc_layer_spec *spec = &s->specs[i];
-        *spec = (kvc_layer_spec){.kv_heads = 1 + test_below(&s->random, 3),
-                                 .key_dim = one_of(s, 3, I64(32, 64, 96)),
-                                 .value_dim = one_of(s, 3, I64(0, 64, 128)),
-                                 .dtype = (kvc_dtype)one_of(s, 3, I64(KVC_F32, KVC_F16, KVC_BF16))};
-        if (test_below(&s->random, 3) == 0) {
-            spec->kv_bits = (int)one_of(s, 6, I64(2, 3, 4, 5, 6, 8));
+        *spec = (kvc_layer_spec){
+            .kv_heads = 1 + test_below(&s->at.random, 3),
+            .key_dim = snapshot_one_of(&s->at, 3, I64(32, 64, 96)),
+            .value_dim = snapshot_one_of(&s->at, 3, I64(0, 64, 128)),
+            .dtype = (kvc_dtype)snapshot_one_of(&s->at, 3, I64(KVC_F32, KVC_F16, KVC_BF16))};
+        if (test_below(&s->at.random, 3) == 0) {
+            spec->kv_bits = (int)snapshot_one_of(&s->at, 6, I64(2, 3, 4, 5, 6, 8));
             spec->kv_group = 32;
         }
-        if (windows && test_below(&s->random, 3) == 0) {
-            spec->window = 1 + test_below(&s->random, test_below(&s->random, 2) ? 40 : 6);
-            spec->keep = test_below(&s->random, spec->window);
+        if (windows && test_below(&s->at.random, 3) == 0) {
+            spec->window = 1 + test_below(&s->at.random, test_below(&s->at.random, 2) ? 40 : 6);
+            spec->keep = test_below(&s->at.random, spec->window);
         }
     }
 }
@@ -79,7 +58,7 @@ static kvc_blocks *new_blocks(const stage *s) {
                                   .spec_count = LAYERS,
                                   .positions = BLOCK};
     kvc_blocks *blocks;
-    assert_ok(kvc_blocks_new(&blocks, s->pool, &desc));
+    assert_ok(kvc_blocks_new(&blocks, s->at.pool, &desc));
     return blocks;
 }
 
@@ -94,23 +73,23 @@ static kvc_cache *new_cache(stage *s, kvc_blocks *blocks, int64_t slack) {
                            .blocks = blocks,
                            .slack = slack};
     kvc_cache *cache;
-    if (!blocks) desc.growth = (kvc_growth)test_below(&s->random, 3);
-    assert_ok(kvc_cache_new(&cache, s->pool, &desc));
+    if (!blocks) desc.growth = (kvc_growth)test_below(&s->at.random, 3);
+    assert_ok(kvc_cache_new(&cache, s->at.pool, &desc));
     return cache;
 }
 
 /* Appends to both the same random rows, each sequence some, or as many. */
 static void append_some(stage *s, kvc_cache *cache, naive_batch *naive, int64_t n, bool even) {
     int64_t counts[MOST_BATCH];
-    for (int64_t b = 0; b < s->batch; b++) counts[b] = even ? n : test_below(&s->random, n + 1);
+    for (int64_t b = 0; b < s->batch; b++) counts[b] = even ? n : test_below(&s->at.random, n + 1);
     for (int64_t i = 0; i < LAYERS; i++) {
         const kvc_layer_spec *spec = &s->specs[i];
         const int64_t k_shape[] = {s->batch, spec->kv_heads, n, spec->key_dim};
         const int64_t v_shape[] = {s->batch, spec->kv_heads, n,
                                    spec->value_dim ? spec->value_dim : spec->key_dim};
         rows k, v;
-        rows_init(&k, KVC_F32, ROWS_HEAD_MAJOR, k_shape, &s->random);
-        rows_init(&v, KVC_F32, ROWS_HEAD_MAJOR, v_shape, &s->random);
+        rows_init(&k, KVC_F32, ROWS_HEAD_MAJOR, k_shape, &s->at.random);
+        rows_init(&v, KVC_F32, ROWS_HEAD_MAJOR, v_shape, &s->at.random);
         assert_ok(kvc_cache_append_ragged(cache, i, &k.array, &v.array, counts));
         naive_batch_append(naive, i, &k.array, &v.array, counts);
         rows_deinit(&k);
@@ -119,13 +98,13 @@ static void append_some(stage *s, kvc_cache *cache, naive_batch *naive, int64_t 
 }
 
 static void fill_some(stage *s, kvc_cache *cache, naive_batch *naive) {
-    const bool even = test_below(&s->random, 2);
-    for (int64_t steps = test_below(&s->random, 9); steps-- > 0;)
-        append_some(s, cache, naive, 1 + test_below(&s->random, test_below(&s->random, 4) ? 5 : 60),
-                    even);
-    if (test_below(&s->random, 3) == 0) {
+    const bool even = test_below(&s->at.random, 2);
+    for (int64_t steps = test_below(&s->at.random, 9); steps-- > 0;)
+        append_some(s, cache, naive,
+                    1 + test_below(&s->at.random, test_below(&s->at.random, 4) ? 5 : 60), even);
+    if (test_below(&s->at.random, 3) == 0) {
         const int64_t n = kvc_cache_trimmable(cache);
-        const int64_t some = n > 0 ? test_below(&s->random, n + 1) : 0;
+        const int64_t some = n > 0 ? test_below(&s->at.random, n + 1) : 0;
         assert_ok(kvc_cache_trim(cache, some));
         for (int64_t b = 0; b < s->batch; b++) naive_batch_trim(naive, b, some);
     }
@@ -142,18 +121,9 @@ static void assert_same_rows(const stage *s, const kvc_cache *a, const kvc_cache
         }
 }
 
-static void file_equal(const char *a, const char *b) {
-    size_t a_bytes, b_bytes;
-    char *x = test_file_get(a, &a_bytes), *y = test_file_get(b, &b_bytes);
-    assert_int_equal(a_bytes, b_bytes);
-    assert_memory_equal(x, y, a_bytes);
-    free(x);
-    free(y);
-}
-
 /* Loads the file in some way, and expects what the naive cache holds; also after more. */
 static void expect_load(stage *s, const naive_batch *naive, const kvc_cache *from, bool windows) {
-    const int64_t way = test_below(&s->random, windows ? 4 : 5);
+    const int64_t way = test_below(&s->at.random, windows ? 4 : 5);
     const kvc_executor executor = kvc_threads_executor(s->threads);
     int64_t mapped = -1;
     kvc_blocks *blocks = way == 4 ? new_blocks(s) : NULL;
@@ -164,23 +134,23 @@ static void expect_load(stage *s, const naive_batch *naive, const kvc_cache *fro
                                                          : (kvc_growth)way,
                                     .max_positions = MOST,
                                     .blocks = blocks,
-                                    .slack = windows ? test_below(&s->random, 5) : 0,
+                                    .slack = windows ? test_below(&s->at.random, 5) : 0,
                                     .mapped_layers = &mapped,
-                                    .executor = test_below(&s->random, 2) ? &executor : NULL};
+                                    .executor = test_below(&s->at.random, 2) ? &executor : NULL};
     kvc_cache *cache;
     naive_batch twin;
-    assert_ok(kvc_snapshot_load(&cache, s->pool, s->path, &options));
+    assert_ok(kvc_snapshot_load(&cache, s->at.pool, s->at.path, &options));
     if (way == 3 && kvc_cache_length(cache, 0)) assert_int_equal(mapped, LAYERS);
     naive_batch_init(&twin, cache);
     naive_batch_copy(&twin, naive);
     assert_batch_equal(&twin, cache);
     assert_same_rows(s, from, cache);
-    assert_ok(kvc_snapshot_save(s->again, cache, NULL));
-    file_equal(s->path, s->again);
+    assert_ok(kvc_snapshot_save(s->at.again, cache, NULL));
+    snapshot_files_equal(s->at.path, s->at.again);
     for (int i = 0; i < 4; i++) append_some(s, cache, &twin, 1 + 10 * (i % 2), i == 0);
     assert_batch_equal(&twin, cache);
-    assert_ok(kvc_snapshot_save(s->again, cache, NULL)); /* of a mapped file, which it is not */
-    if (way == 3) assert_ok(kvc_snapshot_save(s->path, cache, NULL)); /* which it is */
+    assert_ok(kvc_snapshot_save(s->at.again, cache, NULL)); /* of a mapped file, which it is not */
+    if (way == 3) assert_ok(kvc_snapshot_save(s->at.path, cache, NULL)); /* which it is */
     assert_batch_equal(&twin, cache);
     naive_batch_deinit(&twin);
     kvc_cache_free(cache);
@@ -189,22 +159,22 @@ static void expect_load(stage *s, const naive_batch *naive, const kvc_cache *fro
 
 static void any_cache__comes_back_to_the_bit_and_goes_on(void **state) {
     stage *s = *state;
-    s->random = test_seed(5);
+    s->at.random = test_seed(5);
     const double end = test_now() + test_seconds(4);
     for (int round = 0; round < ROUNDS && test_now() < end; round++) {
-        const bool windows = test_below(&s->random, 2);
+        const bool windows = test_below(&s->at.random, 2);
         naive_batch naive;
         choose_specs(s, windows);
-        s->batch = 1 + test_below(&s->random, MOST_BATCH);
-        kvc_blocks *blocks = !windows && test_below(&s->random, 3) == 0 ? new_blocks(s) : NULL;
+        s->batch = 1 + test_below(&s->at.random, MOST_BATCH);
+        kvc_blocks *blocks = !windows && test_below(&s->at.random, 3) == 0 ? new_blocks(s) : NULL;
         kvc_cache *cache =
-            new_cache(s, blocks, test_below(&s->random, 2) * test_below(&s->random, 4));
+            new_cache(s, blocks, test_below(&s->at.random, 2) * test_below(&s->at.random, 4));
         naive_batch_init(&naive, cache);
         fill_some(s, cache, &naive);
         assert_batch_equal(&naive, cache);
-        assert_ok(kvc_snapshot_save(s->path, cache, NULL));
+        assert_ok(kvc_snapshot_save(s->at.path, cache, NULL));
         kvc_snapshot *snapshot;
-        assert_ok(kvc_snapshot_open(&snapshot, s->path));
+        assert_ok(kvc_snapshot_open(&snapshot, s->at.path));
         assert_ok(kvc_snapshot_verify(snapshot));
         kvc_snapshot_close(snapshot);
         expect_load(s, &naive, cache, windows);
