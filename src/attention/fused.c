@@ -53,7 +53,8 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
                       int64_t key_dim, int64_t value_dim) {
     /* With fewer rows than these, panels would leave too many lanes idle. */
     const bool few_convert = format.bits || format.dtype == KVC_F32; /* or unpack, which is dear */
-    const bool many = rows >= (few_convert ? 1 : 2) * (int64_t)ops->lanes;
+    const int times = format.keys_per_channel ? 4 : few_convert ? 1 : 2; /* turning is dearest */
+    const bool many = rows >= times * (int64_t)ops->lanes;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
