@@ -409,7 +409,7 @@ static void attend_lanes(const kvc__work *w) {
         at[i] = kvc__smaller(begin + i * lane, end);
         stop[i] = kvc__smaller(begin + (i + 1) * lane, end);
     }
-    if (!per_channel) ahead = kvc__look_ahead(w, at); /* what is unpacked waits for no memory */
+    if (!per_channel) ahead = kvc__look_ahead(w, at); /* blocks of channels wait for no memory */
     while (at[0] < stop[0] || at[1] < stop[1])
         for (int i = 0; i < KVC__LANES; i++) {
             if (at[i] == stop[i]) continue;
