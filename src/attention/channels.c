@@ -22,11 +22,57 @@ static void load_tail(const kvc__work *w, float *to, int64_t position) {
                   job->format.dtype, 0, job->key_dim);
 }
 
+/* The scales or biases of a packed block, in f32. Asks for those of the next block: they are too
+ * few for the hardware to see them coming. */
+static void load_channels(float *to, const kvc__work *w, const kvc__rows *from, int64_t block) {
+    enum { LINE_BYTES = 64 };
+    const int64_t dim = w->job->key_dim, bytes = (int64_t)kvc_dtype_size_bytes(from->dtype);
+    const char *at = kvc__at(from, w->part.sequence, w->part.kv_head, block, 0);
+    const char *next = at + from->position_stride * bytes;
+    for (int64_t i = 0; i < dim * bytes; i += LINE_BYTES) __builtin_prefetch(next + i, 0, 3);
+    if (!w->ops->scaling) {
+        kvc__row_load(to, at, from->dtype, 0, dim);
+        return;
+    }
+    for (int64_t d = 0; d < dim; d += KVC__BLOCK)
+        w->ops->scaling(to + d, at + d * bytes, from->dtype, 1, kvc__smaller(dim - d, KVC__BLOCK));
+}
+
+/* Packed positions that lie in one block of tiles, channel by channel. */
+static kvc__block columns_at(const kvc__work *w, int64_t start, int64_t count) {
+    const kvc__job *job = w->job;
+    const kvc__format format = job->format;
+    const int64_t dim = job->key_dim, block = start / format.group;
+    const int64_t first = start % format.group / KVC__BLOCK * KVC__BLOCK;
+    const char *words = kvc__at(&job->k, w->part.sequence, w->part.kv_head, block, 0);
+    kvc__block k = {.data = words + first * format.bits / 8,
+                    .step_bytes = (int64_t)format.group * format.bits / 8,
+                    .count = count,
+                    .dim = dim,
+                    .scales = w->keys,
+                    .biases = w->keys + dim,
+                    .bits = format.bits,
+                    .skip = start % format.group - first};
+    load_channels(w->keys, w, &job->k_scaling.scales, block);
+    load_channels(w->keys + dim, w, &job->k_scaling.biases, block);
+    if (format.bits == 8 || format.bits == 4) return k;
+    uint8_t *bytes = (uint8_t *)(w->keys + 2 * dim);
+    const int64_t positions = kvc__smaller(format.group, KVC__BLOCK);
+    for (int64_t d = 0; d < dim; d++)
+        kvc__split_elements(bytes + d * positions, (const uint8_t *)k.data + d * k.step_bytes,
+                            positions, format.bits);
+    k.data = (const char *)bytes;
+    k.step_bytes = positions;
+    k.bits = 8;
+    return k;
+}
+
 kvc__block kvc__channel_keys(const kvc__work *w, int64_t start, int64_t count) {
     const int64_t dim = w->job->key_dim, group = w->job->format.group;
     const int64_t packed_end = kvc__packed_end(w->job, w->part.sequence), end = start + count;
     const int64_t step = dim + KVC__WORK_PAD; /* whole groups are whole units */
     float *to = w->keys;
+    if (w->columns && start < packed_end) return columns_at(w, start, count);
     for (int64_t at = start, n; at < end; at += n, to += n * step) {
         n = at < packed_end ? kvc__smaller(end - at, group - at % group) : 1;
         if (at < packed_end) unpack(w, to, step, at, n);

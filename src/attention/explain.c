@@ -39,6 +39,22 @@ static void explain_reference(kvc_explanation *e, const kvc_attention *plan, con
     }
 }
 
+/* What is done with packed keys and values. */
+static const char *name_packed_way(const kvc_attention_desc *d, const kvc__ops *ops) {
+    const bool integers = ops->score[KVC__OPS_Q8][0];
+    if (integers && d->kv_bits == 8)
+        return "multiplied as integers, queries and weights rounded to 16 bits (with many rows "
+               "unpacked by blocks)";
+    if (integers && d->kv_bits == 4)
+        return "multiplied as integers, queries and weights rounded to 8 bits (with many rows "
+               "unpacked by blocks)";
+    if (!d->kv_keys_per_channel) return "unpacked by blocks";
+    return integers ? "keys multiplied as integers, queries rounded to 16 bits, values unpacked by "
+                      "blocks (with many rows both)"
+                    : "keys multiplied channel by channel, values unpacked by blocks (with many "
+                      "rows both)";
+}
+
 static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
     const kvc__schedule *s = &plan->schedule;
     const kvc__isa_choice *choice = kvc__isa_best();
@@ -47,17 +63,10 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     WRITE(e->reason, "fused: %s, one pass over keys and values",
           generic ? "portable C" : choice->name);
     const int bits = plan->desc.kv_bits;
-    const bool per_channel = plan->desc.kv_keys_per_channel;
-    const bool in_registers = !per_channel && ((bits == 8 && s->ops->score[KVC__OPS_Q8][0]) ||
-                                               (bits == 4 && s->ops->score[KVC__OPS_Q4][0]));
     if (bits)
-        APPEND(e->reason, " of %d bits%s%s, %s", bits, per_channel ? ", keys per channel" : "",
-               plan->desc.kv_rotated ? ", rotated" : "",
-               !in_registers ? "unpacked by blocks"
-               : bits == 8   ? "multiplied as integers, queries and weights rounded to 16 bits "
-                               "(with many rows unpacked by blocks)"
-                             : "multiplied as integers, queries and weights rounded to 8 bits "
-                               "(with many rows unpacked by blocks)");
+        APPEND(e->reason, " of %d bits%s%s, %s", bits,
+               plan->desc.kv_keys_per_channel ? ", keys per channel" : "",
+               plan->desc.kv_rotated ? ", rotated" : "", name_packed_way(&plan->desc, s->ops));
     if (job->map.tables) APPEND(e->reason, ", through block tables");
     if (job->map.rings) APPEND(e->reason, ", in rings");
     if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
@@ -70,9 +79,6 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
         APPEND(e->reason, "; with few rows, queries are rounded to bf16");
     if (*choice->limit) APPEND(e->reason, "; %s", choice->limit);
     if (*choice->remedy) WRITE(e->remedy, "%s", choice->remedy);
-    else if (per_channel)
-        WRITE(e->remedy, "keep keys per position%s: 4 and 8 bits are then multiplied as they lie",
-              plan->desc.kv_rotated ? "" : ", rotated");
     else if (bits && bits != 8 && bits != 4)
         WRITE(e->remedy, "pack 4 or 8 bits: these are multiplied as they lie");
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");

@@ -31,7 +31,6 @@ static int slot_of(kvc__format format) {
 
 static bool is_direct(const kvc__ops *ops, kvc__format format, int64_t key_dim, int64_t value_dim) {
     if (format.bits && slot_of(format) < KVC__OPS_Q8) return false;
-    if (format.keys_per_channel) return false;
     const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
     return ops->score[slot_of(format)][0] && (fits || ops->takes_any_dim);
 }
@@ -55,7 +54,8 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
                       int64_t key_dim, int64_t value_dim) {
     /* With fewer rows than these, panels would leave too many lanes idle. */
     const bool few_convert = format.bits || format.dtype == KVC_F32; /* or unpack, which is dear */
-    const bool many = rows >= (few_convert ? 1 : 2) * (int64_t)ops->lanes;
+    const int times = format.keys_per_channel ? 4 : few_convert ? 1 : 2; /* turning is dearest */
+    const bool many = rows >= times * (int64_t)ops->lanes;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
@@ -64,15 +64,22 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
     w->most = round_up(kvc__smaller(rows, most), w->panel);
     w->direct = !many && is_direct(ops, format, key_dim, value_dim);
+    w->columns = !many && format.keys_per_channel;
 }
 
 static int64_t score_floats(const kvc__work *w) {
     return w->panel == 1 ? KVC__SCORES : KVC__BLOCK * w->panel;
 }
 
-static int64_t copy_floats(const kvc__work *w, kvc__format format, int64_t width) {
-    if (!w->direct) return KVC__BLOCK * (width + KVC__WORK_PAD);
+/* @param direct  what is of this width is read where it lies */
+static int64_t copy_floats(bool direct, kvc__format format, int64_t width) {
+    if (!direct) return KVC__BLOCK * (width + KVC__WORK_PAD);
     return format.bits ? (int64_t)2 * KVC__BLOCK * (width / format.group) : 0;
+}
+
+/* Where a cache keeps keys per channel unpacked they are copied. */
+static int64_t key_floats(const kvc__work *w, kvc__format format) {
+    return copy_floats(w->direct && !format.keys_per_channel, format, w->key_width);
 }
 
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc__format format,
@@ -82,10 +89,10 @@ kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, 
     *out = (kvc__schedule){.ops = w.ops, .executor = {.threads = 1}, .batch = batch};
     if (executor) out->executor = *executor;
     out->slot_floats = whole_lines((size_t)(w.most * (w.value_width + 2)));
-    out->worker_floats = whole_lines((size_t)(score_floats(&w) + w.most * w.key_width +
-                                              copy_floats(&w, format, w.key_width) +
-                                              copy_floats(&w, format, w.value_width))) +
-                         out->slot_floats;
+    out->worker_floats =
+        whole_lines((size_t)(score_floats(&w) + w.most * w.key_width + key_floats(&w, format) +
+                             copy_floats(w.direct, format, w.value_width))) +
+        out->slot_floats;
     return kvc__schedule_size(out);
 }
 
@@ -110,11 +117,12 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     const int64_t element_bytes = (int64_t)kvc_dtype_size_bytes(job->k.dtype);
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
-    w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
-    w.block =
-        job->format.keys_per_channel
-            ? KVC__BLOCK /* a block that is packed together is unpacked together */
-            : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim), job->format.bits > 0);
+    w.cuts = job->keep > 0 || w.columns || (w.direct && (job->map.tables || job->map.rings));
+    if (w.columns) w.block = kvc__smaller(job->format.group, KVC__BLOCK);
+    else if (job->format.keys_per_channel) w.block = KVC__BLOCK; /* what is unpacked together */
+    else
+        w.block =
+            choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim), job->format.bits > 0);
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
@@ -123,22 +131,33 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     w.scores = d->workers + (size_t)thread * s->worker_floats;
     w.q = w.scores + score_floats(&w);
     w.keys = w.q + w.most * w.key_width;
-    w.values = w.keys + copy_floats(&w, job->format, w.key_width);
+    w.values = w.keys + key_floats(&w, job->format);
     lay_out_sums(&w, w.part.splits > 1 ? d->slots + (size_t)w.part.slot * s->slot_floats
                                        : w.scores + s->worker_floats - s->slot_floats);
     return w;
 }
 
 /* What tiles read. */
-static int tile_slot(const kvc__work *w) {
+static int value_slot(const kvc__work *w) {
     return w->direct ? slot_of(w->job->format) : KVC__OPS_SLOT(KVC_F32);
 }
 
-/* Where K and V have element i of a unit, as loaders or copies give them. */
-static const uint8_t *places(const kvc__work *w) {
-    const int slot = KVC__OPS_SLOT(w->job->format.dtype);
-    const bool as_lies = !w->job->format.bits && w->ops->widen[slot];
-    return w->ops->place[as_lies ? slot : tile_slot(w)];
+/* But for packed blocks of keys per channel, which take the same queries. */
+static int key_slot(const kvc__work *w) {
+    return w->columns ? KVC__OPS_SLOT(KVC_F32) : value_slot(w);
+}
+
+static void score(const kvc__work *w, const kvc__tile *tile, int size, const kvc__block *k) {
+    const int slot = k->bits == 8 ? KVC__OPS_C8 : k->bits == 4 ? KVC__OPS_C4 : key_slot(w);
+    w->ops->score[slot][size](tile, k, w->scores);
+}
+
+/* Where K or V have element i of a unit, as loaders or copies give them.
+ * @param slot  what tiles read */
+static const uint8_t *places(const kvc__work *w, int slot) {
+    const int own = KVC__OPS_SLOT(w->job->format.dtype);
+    const bool as_lies = !w->job->format.bits && w->ops->widen[own];
+    return w->ops->place[as_lies ? own : slot];
 }
 
 /* Where q or sums have the first element of a row; the next is `panel` from it. */
@@ -149,9 +168,9 @@ static int64_t place_of(const kvc__work *w, int64_t row, int64_t width) {
 static void begin_rows(const kvc__work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit, rows = round_up(w->part.rows, w->panel);
-    const kvc__prepare_fn prepare = w->panel == 1 ? w->ops->prepare[tile_slot(w)] : NULL;
-    const uint8_t *place = places(w);
-    const float scale = w->panel == 1 && w->ops->rounds[tile_slot(w)] ? 1 : job->scale;
+    const kvc__prepare_fn prepare = w->panel == 1 ? w->ops->prepare[key_slot(w)] : NULL;
+    const uint8_t *place = places(w, key_slot(w));
+    const float scale = w->panel == 1 && w->ops->rounds[key_slot(w)] ? 1 : job->scale;
     memset(w->q, 0, (size_t)(rows * w->key_width) * sizeof *w->q);
     memset(w->sums, 0, (size_t)(rows * w->value_width) * sizeof *w->sums);
     for (int64_t r = w->part.rows; r < rows; r++) w->max[r] = w->total[r] = 0;
@@ -175,7 +194,7 @@ static void begin_rows(const kvc__work *w) {
 static void end_rows(const kvc__work *w) {
     const kvc__job *job = w->job;
     const int64_t unit = w->ops->unit;
-    const uint8_t *place = places(w);
+    const uint8_t *place = places(w, value_slot(w));
     for (int64_t r = 0; r < w->part.rows; r++) {
         const int64_t head = kvc__work_head(w, r), i = kvc__work_query(w, r);
         const float *sums = w->sums + place_of(w, r, w->value_width);
@@ -292,14 +311,13 @@ static bool see_block(const kvc__work *w, kvc__range seen[4], int64_t first, int
 static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size,
                     const kvc__block *k, const kvc__block *v, const kvc__range *seen,
                     int64_t start) {
-    const int slot = tile_slot(w);
     float factor[4];
-    w->ops->score[slot][size](tile, k, w->scores);
+    score(w, tile, size, k);
     const int64_t rows = (int64_t)1 << size;
     if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k->count);
     w->ops->soften[size](tile, seen, k->count, w->scores, factor);
     kvc__ahead_go_on(v->ahead, v->count * v->dim);
-    w->ops->weigh[slot][size](tile, v, seen, w->scores, factor);
+    w->ops->weigh[value_slot(w)][size](tile, v, seen, w->scores, factor);
 }
 
 /* take_in under a mask. What it keeps is weighed run by run, the rest not at all; nor is what lies
@@ -308,7 +326,6 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
                            const kvc__block *k_block, const kvc__block *v_block, kvc__range *seen,
                            int64_t start) {
     static const float ones[4] = {1, 1, 1, 1};
-    const int slot = tile_slot(w);
     const int64_t rows = (int64_t)1 << size;
     uint64_t kept[4], any = 0, gaps = 0;
     float own[4];
@@ -332,7 +349,7 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
         take_in(w, tile, first, size, &k, &v, seen, start);
         return;
     }
-    w->ops->score[slot][size](tile, &k, w->scores);
+    score(w, tile, size, &k);
     if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k.count);
     for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k.count, w->scores + r, rows);
     w->ops->soften[size](tile, seen, k.count, w->scores, own);
@@ -343,7 +360,7 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
             seen[r] = kvc__next_run(&kept[r]);
             any |= kept[r];
         }
-        w->ops->weigh[slot][size](tile, &v, seen, w->scores, factor);
+        w->ops->weigh[value_slot(w)][size](tile, &v, seen, w->scores, factor);
     }
 }
 
@@ -392,7 +409,7 @@ static void attend_lanes(const kvc__work *w) {
         at[i] = kvc__smaller(begin + i * lane, end);
         stop[i] = kvc__smaller(begin + (i + 1) * lane, end);
     }
-    if (!per_channel) ahead = kvc__look_ahead(w, at); /* what is unpacked waits for no memory */
+    if (!per_channel) ahead = kvc__look_ahead(w, at); /* blocks of channels wait for no memory */
     while (at[0] < stop[0] || at[1] < stop[1])
         for (int i = 0; i < KVC__LANES; i++) {
             if (at[i] == stop[i]) continue;

@@ -4,7 +4,8 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-/* AVX-512 has no loops of its own for packed rows: those of AVX2 serve, whose units are shorter. */
+/* AVX-512 has no loops of its own for what is packed: those of AVX2 serve, whose units are shorter.
+ */
 static void take_packed(kvc__ops *out) {
     kvc__ops other;
     kvc__ops_avx2(&other);

@@ -77,13 +77,21 @@ typedef struct kvc__block {
     const float *scales, *biases; /**< [groups][KVC__BLOCK], `count` of each in use */
     int64_t groups;               /**< of a row */
     int64_t group;                /**< elements that share a scale and a bias */
+    /* Of keys packed per channel, whose scales and biases are [dim]: */
+    int bits;     /**< of an element, 8 or 4; those of a channel follow each other, step_bytes being
+                       from channel to channel. 0: those of a position do */
+    int64_t skip; /**< positions in data before the first; at most KVC__BLOCK with these */
 } kvc__block;
 
 /** Returns positions [begin, end) of a block. */
 static inline kvc__block kvc__some(const kvc__block *block, int64_t begin, int64_t end) {
     kvc__block some = *block;
-    some.data += begin * block->step_bytes;
     some.count = end - begin;
+    if (block->bits > 0) {
+        some.skip += begin;
+        return some;
+    }
+    some.data += begin * block->step_bytes;
     if (block->groups > 0) {
         some.scales += begin;
         some.biases += begin;
@@ -144,10 +152,13 @@ typedef void (*kvc__weigh_fn)(kvc__tile *tile, const kvc__block *v, const kvc__r
 /** The place of a dtype in a table. */
 #define KVC__OPS_SLOT(dtype) ((int)(dtype) - (int)KVC_F32)
 
-/** Places behind those of dtypes: elements of 8 and of 4 bits, packed by groups. */
+/** Places behind those of dtypes: elements of 8 and of 4 bits, packed by groups; and scores of keys
+ * packed per channel, whose queries are those of f32. */
 #define KVC__OPS_Q8    3
 #define KVC__OPS_Q4    4
-#define KVC__OPS_SLOTS 5
+#define KVC__OPS_C8    5
+#define KVC__OPS_C4    6
+#define KVC__OPS_SLOTS 7
 
 /** Vectors of a panel (panel.h): so many times the lanes of a vector are its rows. */
 #define KVC__PANEL_VECTORS 3
@@ -173,7 +184,7 @@ typedef void (*kvc__widen_fn)(float *dst, const void *src, int64_t n);
 typedef struct kvc__ops {
     int unit;           /**< elements that a loader takes at a time */
     bool takes_any_dim; /**< loaders take less than a unit at the end of a row */
-    kvc__prepare_fn prepare[KVC__OPS_SLOTS]; /**< [f32, f16, bf16, q8, q4]; NULL: as it is */
+    kvc__prepare_fn prepare[KVC__OPS_SLOTS]; /**< [f32, f16, bf16, q8, …]; NULL: as it is */
     bool rounds[KVC__OPS_SLOTS];             /**< prepared queries are rounded to bf16 */
     kvc__score_fn score[KVC__OPS_SLOTS][KVC__TILES]; /**< [][rows]; NULL: copy to f32 first */
     kvc__weigh_fn weigh[KVC__OPS_SLOTS][KVC__TILES];

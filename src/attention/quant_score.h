@@ -157,21 +157,6 @@ static inline __attribute__((always_inline)) void score_groups(float sums[4][KVC
     }
 }
 
-/* s[j][r] = sums[r][j] of W keys. */
-static inline __attribute__((always_inline)) void store_scores(float *s, float sums[4][KVC__BLOCK],
-                                                               int64_t j, const int R) {
-    vf x[4], even[2], odd[2];
-    for (int r = 0; r < R; r++) x[r] = v_load(sums[r] + j);
-    if (R == 2) v_zip(&x[0], &x[1], x[0], x[1]);
-    if (R == 4) { /* rows 0 and 2 by turns, 1 and 3 by turns, then both */
-        v_zip(&even[0], &even[1], x[0], x[2]);
-        v_zip(&odd[0], &odd[1], x[1], x[3]);
-        v_zip(&x[0], &x[1], even[0], odd[0]);
-        v_zip(&x[2], &x[3], even[1], odd[1]);
-    }
-    for (int i = 0; i < R; i++) v_store(s + j * R + (int64_t)i * W, x[i]);
-}
-
 /* As score. Sums that are not finite are taken again: scales of infinity, or products that overflow
  * and have a sum. */
 static inline __attribute__((always_inline)) void score_packed(float *restrict s,
@@ -183,8 +168,10 @@ static inline __attribute__((always_inline)) void score_packed(float *restrict s
     memset(sums, 0, (size_t)R * sizeof *sums);
     for (int64_t g = 0; g < k->groups; g++) score_groups(sums, t, k, g, R, bits);
     for (int64_t j = 0; j < k->count; j += W) {
-        for (int r = 0; r < R; r++) nothing += v_load(sums[r] + j) * v_set(0);
-        store_scores(s, sums, j, R);
+        vf x[4];
+        for (int r = 0; r < R; r++) x[r] = v_load(sums[r] + j);
+        for (int r = 0; r < R; r++) nothing += x[r] * v_set(0);
+        store_by_turns(s + j * R, x, R);
     }
     if (sum_of(nothing) == 0) return;
     for (int64_t i = 0; i < k->count * R; i++)

@@ -70,6 +70,16 @@ scale_group(weight_scaling *to, const kvc__block *v, int64_t g, const int bits) 
     }
 }
 
+/* Integers of weights j and on, narrowed. */
+static inline __attribute__((always_inline)) void store_rounded(char *to, int64_t j, const vi x[4],
+                                                                const int bits) {
+    int16_t *words = (int16_t *)(void *)to + j;
+    if (bits == 8) {
+        v_store_words(words, x[0], x[1]);
+        v_store_words(words + ROUNDED / 2, x[2], x[3]);
+    } else v_store_bytes((int8_t *)to + j, x);
+}
+
 /* A row's weights as integers; returns their sums by lanes. */
 static inline __attribute__((always_inline)) vi
 round_row(char *to, const float *p, const weight_scaling *own, float inverse, const int bits) {
@@ -81,11 +91,7 @@ round_row(char *to, const float *p, const weight_scaling *own, float inverse, co
             x[i] = v_round(v_load(p + j + (int64_t)i * W) * scale);
         }
         sum += (x[0] + x[1]) + (x[2] + x[3]);
-        if (bits == 8) {
-            int16_t *words = (int16_t *)(void *)to + j;
-            v_store_words(words, x[0], x[1]);
-            v_store_words(words + ROUNDED / 2, x[2], x[3]);
-        } else v_store_bytes((int8_t *)to + j, x);
+        store_rounded(to, j, x, bits);
     }
     return sum;
 }

@@ -13,7 +13,8 @@
  *     vf v_load_f32, v_load_bf16, v_load_f16(const void *, int64_t half)
  *                                         one half of 2 W elements as f32; which are in it, and in
  *                                         what order, is the loader's own
- *     TILES_PACKED                        0 where there is not what tile_quant.h wants
+ *     TILES_CHANNELS, TILES_PACKED        0 where there is not what tile_channels.h or tile_quant.h
+ *                                         wants, the latter not without the former
  *     TAILS                               1 where loaders take one argument more, how many of the
  *                                         2 W elements there are: the others are 0
  *     vf v_sums(const vf a[W])            lane i: the sum of the lanes of a[i]
@@ -327,7 +328,25 @@ static void order_of(uint8_t *place, load_fn load, kvc_dtype dtype) {
     }
 }
 
+/* The sum of all lanes. */
+static inline float sum_of(vf x) {
+    for (int step = W / 2; step > 0; step /= 2) x += v_swap(x, step);
+    return x[0];
+}
+
+/* Element i of some that follow each other, of 8 or 4 bits. */
+static inline float element_of(const char *from, int64_t i, const int bits) {
+    const uint8_t byte = (uint8_t)from[i * bits / 8];
+    return (float)(bits == 8 ? byte : byte >> i % 2 * 4 & 15);
+}
+
 #include "attention/panel.h"
+#ifndef TILES_CHANNELS
+#define TILES_CHANNELS 1
+#endif
+#if TILES_CHANNELS
+#include "attention/tile_channels.h"
+#endif
 #ifndef TILES_PACKED
 #define TILES_PACKED 1
 #endif
@@ -347,6 +366,9 @@ static void fill_ops(kvc__ops *ops) {
     order_of(ops->place[SLOT(KVC_F32)], v_load_f32, KVC_F32);
     order_of(ops->place[SLOT(KVC_BF16)], v_load_bf16, KVC_BF16);
     fill_panels(ops);
+#if TILES_CHANNELS
+    fill_channels(ops);
+#endif
 #if TILES_PACKED
     fill_packed(ops);
 #endif

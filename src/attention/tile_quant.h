@@ -20,8 +20,8 @@
  * No sum of integers overflows: 16 bits of a query times 8, 128 elements of a group or 64
  * positions: below 2^30. Sums of bytes are of up to 16 products of 127 · 15 in 16 bits: 30480.
  *
- * Wants of the instruction set besides what tile.h wants (lanes here are of 16 bytes, LANES of
- * them in a register):
+ * Wants of the instruction set besides what tile.h and tile_channels.h want (lanes here are of
+ * 16 bytes, LANES of them in a register):
  *     vf v_float(vi), vi v_round(vf)   conversions, to nearest
  *     vi v_broadcast(from)             4 bytes, W times
  *     vi v_lanes(from[LANES], same)    4 bytes for each lane; same: those of the first for all
@@ -37,7 +37,7 @@
  *     v_keep_words, v_keep_bytes       as v_keep, of sums
  *     vi v_fold_words, v_fold_bytes    the W sums
  *     v_store_words(to, a, b), v_store_bytes(to, x[4])  narrowed, 2 W and 4 W of them
- *     v_unzip(even, odd, a, b), v_zip(lower, upper, a, b)  of 2 W floats in a row
+ *     v_unzip(even, odd, a, b)         of 2 W floats in a row
  *     v_add_lanes(to, step, lanes, factor, a, b)  to[l · step + i] = factor · what is there + lane
  *                                      l of a, then that of b
  * Of the words and bytes that a product takes x is not negative. Sums start as {0}. */
@@ -62,16 +62,7 @@ static inline int64_t place_packed(int64_t i) {
     return i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
 }
 
-static inline float element_of(const char *row, int64_t d, const int bits) {
-    const uint8_t byte = (uint8_t)row[d * bits / 8];
-    return (float)(bits == 8 ? byte : byte >> d % 2 * 4 & 15);
-}
-
-/* The sum and the largest of all lanes; no NaN where there is a number. */
-static inline float sum_of(vf x) {
-    for (int step = W / 2; step > 0; step /= 2) x += v_swap(x, step);
-    return x[0];
-}
+/* The largest of all lanes; no NaN where there is a number. */
 static inline float most_in(vf x) {
     for (int step = W / 2; step > 0; step /= 2) x = v_max(v_swap(x, step), x);
     return x[0];
@@ -89,6 +80,7 @@ static inline void copy_last(last_rows *to, const char *from, int64_t step_bytes
         else memset(to->bytes[i], 0, (size_t)bytes);
 }
 
+#include "attention/quant_channels.h"
 #include "attention/quant_score.h"
 #include "attention/quant_weigh.h"
 
@@ -171,6 +163,8 @@ PACKED_TILES(4)
 static void fill_packed(kvc__ops *ops) {
     const kvc__score_fn scores[2][KVC__TILES] = {SCORES(q8), SCORES(q4)};
     const kvc__weigh_fn weighs[2][KVC__TILES] = {WEIGHS(q8), WEIGHS(q4)};
+    const kvc__score_fn columns[2][KVC__TILES] = {SCORES(i8), SCORES(i4)};
+    memcpy(ops->score[KVC__OPS_C8], columns, sizeof columns);
     memcpy(ops->score[KVC__OPS_Q8], scores, sizeof scores);
     memcpy(ops->weigh[KVC__OPS_Q8], weighs, sizeof weighs);
     ops->prepare[KVC__OPS_Q8] = prepare_q8;

@@ -20,13 +20,17 @@ typedef struct kvc__work {
     int64_t most;                   /**< rows that there is room for, in whole panels */
     int64_t key_width, value_width; /**< dims rounded up to whole units, the rest zeros */
     bool adjusts;                   /**< scores are not taken as they are */
-    bool direct;                    /**< tiles read K and V where they lie; else a copy in f32 */
+    bool direct;                    /**< tiles read K and V where they lie; else a copy in f32.
+                                         Of keys per channel V alone */
+    bool columns;                   /**< tiles read packed keys channel by channel */
     bool cuts;                      /**< blocks end where rows or kept positions do */
     int64_t block;                  /**< positions taken in together, KVC__BLOCK at most */
     float *scores;                  /**< of a block, for a tile or panel */
     float *q;                       /**< [most / panel][key_width][panel], scaled */
     float *keys, *values;           /**< [KVC__BLOCK][width + KVC__WORK_PAD], unless direct; if so
-                                         and packed, scales, then biases: [KVC__BLOCK][groups] */
+                                         and packed, scales, then biases: [KVC__BLOCK][groups];
+                                         of columns scales, biases and, of other widths than 8 and
+                                         4, elements in bytes: [dim], [dim], [dim][KVC__BLOCK] */
     float *sums;                    /**< [most / panel][value_width][panel], Σ p v */
     float *max, *total;             /**< [most], largest score so far and Σ p */
 } kvc__work;
@@ -54,7 +58,8 @@ static inline const char *kvc__work_at(const kvc__work *w, const kvc__rows *rows
 static inline int64_t kvc__work_together(const kvc__work *w, int64_t start, int64_t count) {
     int64_t run = count;
     if (!w->cuts) return count;
-    if (w->direct) (void)kvc__work_at(w, &w->job->k, start, &run);
+    if (w->columns) run = w->block - start % w->block;
+    else if (w->direct) (void)kvc__work_at(w, &w->job->k, start, &run);
     if (start < w->job->keep) run = kvc__smaller(run, w->job->keep - start);
     return kvc__smaller(run, count);
 }
@@ -96,8 +101,8 @@ kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
 kvc__block kvc__packed_rows(const kvc__work *w, const kvc__rows *words, const kvc__scaling *scaling,
                             int64_t dim, float *room, int64_t start, int64_t count);
 
-/** Returns positions of keys that are packed per channel, copied to f32: packed ones unpacked,
- * those behind them as the cache keeps them. */
+/** Returns positions of keys that are packed per channel: packed ones as they lie, if tiles read
+ * them so, or unpacked to f32; those behind them copied to f32. */
 kvc__block kvc__channel_keys(const kvc__work *w, int64_t start, int64_t count);
 
 /** Makes of the scores of rows what the job makes of them.

@@ -36,6 +36,7 @@ static kvc_layer_spec random_spec(model *m, int64_t layer, bool paged) {
         spec.kv_bits = widths[between(m, 0, 5)];
         const bool halves = spec.key_dim % 64 == 0 && spec.value_dim % 64 == 0;
         spec.kv_group = halves && one_in(m, 2) ? 64 : 32;
+        spec.rotated = one_in(m, 3);
     }
     if (!paged && one_in(m, 2)) {
         spec.window = one_in(m, 4) ? between(m, 1, 2) : between(m, 1, 40);

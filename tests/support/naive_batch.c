@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "array/rotate.h"
 #include "support/naive_cache.h"
 #include "support/support.h"
 
@@ -87,16 +88,22 @@ static kvc_array contiguous(kvc_dtype dtype, int64_t dim, void *data) {
     return a;
 }
 
-/* Writes a contiguous row as a layer keeps it: what kvc_quantize makes of that row alone, or the
- * conversion of each element. */
+/* Writes a contiguous row as a layer keeps it: what kvc_quantize makes of that row alone, rotated
+ * before where the layer is, or the conversion of each element. */
 static void store_row(uint8_t *out, const kvc_layer_spec *spec, int side, kvc_dtype dtype,
                       void *row) {
     _Alignas(64) char pieces[PIECES][ROW_BYTES];
     const int64_t dim = dim_of(spec, side);
     size_t bytes[PIECES];
     const int count = piece_bytes(bytes, spec, side);
-    const kvc_array from = contiguous(dtype, dim, row);
-    assert_true(bytes[0] <= ROW_BYTES);
+    float rotated[ROW_BYTES / sizeof(float)];
+    kvc_array from = contiguous(dtype, dim, row);
+    assert_true(bytes[0] <= ROW_BYTES && dim <= ROW_BYTES / (int64_t)sizeof(float));
+    if (spec->rotated) {
+        convert_elements(rotated, KVC_F32, row, dtype, dim);
+        kvc__rotate(rotated, dim);
+        from = contiguous(KVC_F32, dim, rotated);
+    }
     if (spec->kv_bits) {
         const int64_t groups = dim / spec->kv_group;
         const kvc_quantized to = {
@@ -191,7 +198,8 @@ void naive_batch_reorder(naive_batch *naive, const int64_t *from) {
 }
 
 static bool is_alike(const kvc_layer_spec *a, const kvc_layer_spec *b) {
-    return a->dtype == b->dtype && a->kv_bits == b->kv_bits && a->kv_group == b->kv_group;
+    return a->dtype == b->dtype && a->kv_bits == b->kv_bits && a->kv_group == b->kv_group &&
+           a->rotated == b->rotated;
 }
 
 /* A row as another layer keeps it. */
@@ -217,6 +225,7 @@ static void convert_row(uint8_t *out, const kvc_layer_spec *to, const uint8_t *i
                                   .scales = contiguous(from->dtype, groups, pieces[1]),
                                   .biases = contiguous(from->dtype, groups, pieces[2])};
     assert_ok(kvc_dequantize(&unpacked, &packed));
+    if (from->rotated) kvc__rotate(row, dim);
     store_row(out, to, side, KVC_F32, row);
 }
 

@@ -46,6 +46,25 @@ static inline vf v_sums(const vf a[W]) {
     return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]));
 }
 
+static inline uint32x4_t widen_bytes(const char *from) {
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    const uint16x8_t halves = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)));
+    return vmovl_u16(vget_low_u16(halves));
+}
+static inline vf v_bytes(const char *from) {
+    return vcvtq_f32_u32(widen_bytes(from));
+}
+static inline void v_nibbles(vf *even, vf *odd, const char *from) {
+    const uint32x4_t x = widen_bytes(from);
+    *even = vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
+    *odd = vcvtq_f32_u32(vshrq_n_u32(x, 4));
+}
+static inline void v_zip(vf *lower, vf *upper, vf a, vf b) {
+    *lower = vzip1q_f32(a, b);
+    *upper = vzip2q_f32(a, b);
+}
+
 #define TILES_PACKED 0 /* not until integer products are right here: see docs/DECISIONS.md */
 #include "attention/tile.h"
 

@@ -50,6 +50,20 @@ static inline vf v_sums(const vf a[W]) {
     return sums;
 }
 
+static inline vf v_bytes(const char *from) {
+    const uint8_t *x = (const uint8_t *)from;
+    return (vf){x[0], x[1], x[2], x[3]};
+}
+static inline void v_nibbles(vf *even, vf *odd, const char *from) {
+    const uint8_t *x = (const uint8_t *)from;
+    *even = (vf){(float)(x[0] & 15), (float)(x[1] & 15), (float)(x[2] & 15), (float)(x[3] & 15)};
+    *odd = (vf){(float)(x[0] >> 4), (float)(x[1] >> 4), (float)(x[2] >> 4), (float)(x[3] >> 4)};
+}
+static inline void v_zip(vf *lower, vf *upper, vf a, vf b) {
+    *lower = (vf){a[0], b[0], a[1], b[1]};
+    *upper = (vf){a[2], b[2], a[3], b[3]};
+}
+
 /* Converting costs more than a product: once a block, not once a tile. */
 #define TILES_F16    0
 #define TILES_PACKED 0

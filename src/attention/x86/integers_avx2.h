@@ -106,11 +106,6 @@ static inline void v_unzip(vf *even, vf *odd, vf a, vf b) {
     *even = _mm256_castpd_ps(_mm256_permute4x64_pd(evens, 0xd8));
     *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(odds, 0xd8));
 }
-static inline void v_zip(vf *lower, vf *upper, vf a, vf b) {
-    const vf x = _mm256_unpacklo_ps(a, b), y = _mm256_unpackhi_ps(a, b);
-    *lower = _mm256_permute2f128_ps(x, y, 0x20);
-    *upper = _mm256_permute2f128_ps(x, y, 0x31);
-}
 
 static inline void v_add_lanes(float *to, int64_t step, int64_t lanes, vf factor, vf a, vf b) {
     v_store(to, v_load(to) * factor + (vf)_mm256_permute2f128_ps(a, b, 0x20));

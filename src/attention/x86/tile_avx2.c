@@ -61,6 +61,21 @@ static inline vf v_sums(const vf a[W]) {
     return _mm256_blend_ps(abcd, efgh, 0xf0) + _mm256_permute2f128_ps(abcd, efgh, 0x21);
 }
 
+static inline vf v_bytes(const char *from) {
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)from);
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+}
+static inline void v_nibbles(vf *even, vf *odd, const char *from) {
+    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from));
+    *even = _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15)));
+    *odd = _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 4));
+}
+static inline void v_zip(vf *lower, vf *upper, vf a, vf b) {
+    const vf x = _mm256_unpacklo_ps(a, b), y = _mm256_unpackhi_ps(a, b);
+    *lower = _mm256_permute2f128_ps(x, y, 0x20);
+    *upper = _mm256_permute2f128_ps(x, y, 0x31);
+}
+
 /* The loops come after what they are made of. */
 /* clang-format off */
 #include "attention/x86/integers_avx2.h"

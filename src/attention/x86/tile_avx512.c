@@ -37,9 +37,10 @@ static inline vf v_load_bf16(const void *from, int64_t half, int64_t left) {
     return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-#define TAILS        1
-#define TILES_PACKED 0 /* not until they can be measured: those of AVX2 serve (ops.c) */
-#define PANEL_DEPTH  8 /* of 32 registers */
+#define TAILS          1
+#define TILES_CHANNELS 0 /* not until they can be measured: those of AVX2 serve (ops.c) */
+#define TILES_PACKED   0
+#define PANEL_DEPTH    8 /* of 32 registers */
 #include "attention/tile.h"
 
 void kvc__ops_avx512(kvc__ops *ops) {
