@@ -108,7 +108,7 @@ static void allow_rounding(test_problem *p, const form *f) {
     const bool integers = (f->bits == 8 || f->bits == 4) && !f->per_channel;
     if (f->rotated) p->score_slack += 3e-6;
     if (!integers || !kvc__ops_best()->prepare[slot]) return;
-    const double most = f->bits == 8 ? 32767 : 127, steps = (1 << f->bits) - 1;
+    const double most = f->bits == 8 ? 32639 : 127, steps = (1 << f->bits) - 1;
     const double scale = p->c.scale > 0 ? (double)p->c.scale : 1 / sqrt((double)p->c.key_dim);
     const double middle = f->bits == 8 ? 128 : 8;
     p->score_slack += scale * largest(&p->q.array, f->rotated) * sqrt((double)p->c.key_dim) / most *
