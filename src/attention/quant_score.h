@@ -16,18 +16,25 @@ static inline const query_group *query_groups(const float *q, int64_t width) {
     return (const query_group *)(const void *)(q + width / 2);
 }
 
-/* Integer i of a prepared query. Of those in two bytes four high ones come first, then four low. */
+/* Where the high byte of integer i is, of two: four high ones come first, then the four low. */
+static inline int64_t high_place(int64_t i) {
+    return i / 4 * 8 + i % 4;
+}
+
+/* Integer i of a prepared query. */
 static inline int32_t query_at(const float *q, int64_t i, const int bits) {
-    const int8_t *bytes = (const int8_t *)(const void *)q, *two = bytes + i / 4 * 8 + i % 4;
+    const int8_t *bytes = (const int8_t *)(const void *)q;
     if (bits == 4) return bytes[i];
-    return BY_BYTES ? 256 * two[0] + two[4] : ((const int16_t *)(const void *)q)[i];
+    if (BY_BYTES) return 256 * bytes[high_place(i)] + bytes[high_place(i) + 4];
+    return ((const int16_t *)(const void *)q)[i];
 }
 static inline void set_query(float *q, int64_t i, int32_t x, const int bits) {
-    int8_t *bytes = (int8_t *)(void *)q, *two = bytes + i / 4 * 8 + i % 4;
+    int8_t *bytes = (int8_t *)(void *)q;
     if (bits == 4) bytes[i] = (int8_t)x;
     else if (BY_BYTES) {
-        two[0] = (int8_t)((x + 128) >> 8);
-        two[4] = (int8_t)(x - 256 * two[0]);
+        const int32_t high = (x + 128) >> 8;
+        bytes[high_place(i)] = (int8_t)high;
+        bytes[high_place(i) + 4] = (int8_t)(x - 256 * high);
     } else ((int16_t *)(void *)q)[i] = (int16_t)x;
 }
 
