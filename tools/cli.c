@@ -339,6 +339,14 @@ void cli_progress(const char *format, ...) {
     (void)fflush(stderr);
 }
 
+void cli_progress_begin(void) {
+    progress.start = now_seconds();
+}
+
+void cli_progress_at_once(void) {
+    progress.last = 0;
+}
+
 void cli_progress_end(void) {
     if (!progress.shown) return;
     progress.shown = false;

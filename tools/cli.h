@@ -103,6 +103,12 @@ bool cli_list_part(const char **at, char *part, size_t room);
  * for more than a second; at most ten times a second. */
 __attribute__((format(printf, 1, 2))) void cli_progress(const char *format, ...);
 
+/** Begins another piece of work, which may take a second of its own before progress is shown. */
+void cli_progress_begin(void);
+
+/** Has the next line shown although one was a moment ago: one that will stand for long. */
+void cli_progress_at_once(void);
+
 /** Removes the line of progress. */
 void cli_progress_end(void);
 

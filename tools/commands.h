@@ -4,6 +4,7 @@
 #define KVCACHE_TOOLS_COMMANDS_H
 
 int kvc_tool_bench(int argc, char **argv);
+int kvc_tool_convert(int argc, char **argv);
 int kvc_tool_explain(int argc, char **argv);
 int kvc_tool_generate(int argc, char **argv);
 int kvc_tool_inspect(int argc, char **argv);

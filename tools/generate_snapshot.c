@@ -10,6 +10,8 @@
 
 #include <kvcache/snapshot.h>
 
+#include "progress_bar.h"
+
 enum { MODEL_ROOM = 80 };
 
 /* Rotary positions as llama2.c has them. */
@@ -74,7 +76,7 @@ static bool restore(session *s, const kvc_snapshot *snapshot) {
     if (kvc_cache_desc_get(s->transformer.cache, &desc) != KVC_OK) return false;
     if (!fits(c, &desc)) {
         (void)cli_fail("--load-cache: %s holds another kind of cache than --cache and --kv-dtype "
-                       "ask for; see kvcache inspect",
+                       "ask for: kvcache inspect tells which, kvcache convert makes another",
                        s->wanted->load_cache);
         return false;
     }
@@ -85,8 +87,12 @@ static bool restore(session *s, const kvc_snapshot *snapshot) {
                                           .max_positions = positions_for(&desc, c),
                                           .blocks = desc.blocks,
                                           .slack = desc.slack,
-                                          .expected = &expected};
-    if (kvc_snapshot_restore(&cache, s->pool, snapshot, &options) != KVC_OK) {
+                                          .expected = &expected,
+                                          .progress = progress_bar_loading};
+    cli_progress_begin();
+    const kvc_status status = kvc_snapshot_restore(&cache, s->pool, snapshot, &options);
+    cli_progress_end();
+    if (status != KVC_OK) {
         (void)cli_fail_library("--load-cache");
         return false;
     }
@@ -111,10 +117,12 @@ int snapshot_save(const session *s) {
         .struct_size = sizeof info,
         .fingerprint = {.model = describe_model(model, &s->model), .rope = rope},
         .tokens = s->ids,
-        .token_count = kvc_cache_length(s->transformer.cache, 0)};
-    if (kvc_snapshot_save(s->wanted->save_cache, s->transformer.cache, &info) == KVC_OK)
-        return CLI_DONE;
-    return cli_fail_library("--save-cache");
+        .token_count = kvc_cache_length(s->transformer.cache, 0),
+        .progress = progress_bar_saving};
+    cli_progress_begin();
+    const kvc_status status = kvc_snapshot_save(s->wanted->save_cache, s->transformer.cache, &info);
+    cli_progress_end();
+    return status == KVC_OK ? CLI_DONE : cli_fail_library("--save-cache");
 }
 
 #else

@@ -28,9 +28,10 @@ typedef struct options {
 
 #ifdef KVC_TOOLS_STORE
 
-#include <kvcache/snapshot.h>
+#include "inspect.h"
+#include "progress_bar.h"
 
-static const char *form_name(kvc_snapshot_form form) {
+const char *inspect_form_name(kvc_snapshot_form form) {
     return form == KVC_SNAPSHOT_MLX_LM_0_32 ? "mlx-lm 0.32" : "mlx-lm 0.31";
 }
 
@@ -62,7 +63,7 @@ static void print_lengths(const kvc_snapshot_layer *layer, int64_t batch) {
 }
 
 /* Layers that are alike take one line. */
-static void print_layers(const kvc_snapshot_contents *c) {
+void inspect_print_layers(const kvc_snapshot_contents *c) {
     char text[96];
     for (int64_t first = 0, end; first < c->layers; first = end) {
         const kvc_snapshot_layer *layer = &c->layer[first];
@@ -94,9 +95,9 @@ static void print_text(const char *name, const char *text) {
 
 static void print_contents(const kvc_snapshot_contents *c, bool verified) {
     const kvc_fingerprint *f = &c->fingerprint;
-    printf("%-14s%s, %" PRId64 " layers, %" PRId64 " sequence%s\n", "form", form_name(c->form),
-           c->layers, c->batch, c->batch == 1 ? "" : "s");
-    print_layers(c);
+    printf("%-14s%s, %" PRId64 " layers, %" PRId64 " sequence%s\n", "form",
+           inspect_form_name(c->form), c->layers, c->batch, c->batch == 1 ? "" : "s");
+    inspect_print_layers(c);
     print_text("model", f->model);
     print_text("rope", f->rope);
     print_text("layout", f->layout);
@@ -129,30 +130,50 @@ static json_t *layer_object(const kvc_snapshot_layer *layer, int64_t batch) {
                      s->rotated, "rows", (json_int_t)layer->rows, "positions", lengths);
 }
 
-static json_t *contents_object(const kvc_snapshot_contents *c, bool verified) {
-    const kvc_fingerprint *f = &c->fingerprint;
-    json_t *layers = json_array(), *tokens = json_array(), *texts = json_object();
+json_t *inspect_layers_object(const kvc_snapshot_contents *c) {
+    json_t *layers = json_array();
     for (int64_t i = 0; i < c->layers; i++)
         (void)json_array_append_new(layers, layer_object(&c->layer[i], c->batch));
+    return layers;
+}
+
+static json_t *contents_object(const kvc_snapshot_contents *c, bool verified) {
+    const kvc_fingerprint *f = &c->fingerprint;
+    json_t *tokens = json_array(), *texts = json_object();
     for (int64_t i = 0; i < c->token_count; i++)
         (void)json_array_append_new(tokens, json_integer(c->tokens[i]));
     for (int64_t i = 0; i < c->text_count; i++)
         (void)json_object_set_new(texts, c->texts[i].key, json_string(c->texts[i].text));
     return json_pack("{s:s, s:I, s:o, s:{s:s?, s:s?, s:s?, s:s?, s:s?}, s:o, s:o, s:b, s:b}",
-                     "form", form_name(c->form), "batch", (json_int_t)c->batch, "layers", layers,
-                     "fingerprint", "model", f->model, "rope", f->rope, "layout", f->layout,
-                     "dtype", f->dtype, "quantization", f->quantization, "tokens", tokens,
-                     "metadata", texts, "checksums", kvc_safetensors_has_checksums(c->container),
-                     "verified", verified);
+                     "form", inspect_form_name(c->form), "batch", (json_int_t)c->batch, "layers",
+                     inspect_layers_object(c), "fingerprint", "model", f->model, "rope", f->rope,
+                     "layout", f->layout, "dtype", f->dtype, "quantization", f->quantization,
+                     "tokens", tokens, "metadata", texts, "checksums",
+                     kvc_safetensors_has_checksums(c->container), "verified", verified);
+}
+
+/* kvc_snapshot_verify, but tells how far it has come. */
+static int verify(const kvc_safetensors *file) {
+    const size_t count = kvc_safetensors_count(file);
+    uint64_t done = 0, total = 0;
+    kvc_status status = KVC_OK;
+    for (size_t i = 0; i < count; i++) total += kvc_safetensors_at(file, i)->bytes;
+    cli_progress_begin();
+    for (size_t i = 0; status == KVC_OK && i < count; i++) {
+        const kvc_safetensors_tensor *tensor = kvc_safetensors_at(file, i);
+        progress_bar("verifying", done, total);
+        status = kvc_safetensors_verify(file, tensor);
+        done += tensor->bytes;
+    }
+    cli_progress_end();
+    return status == KVC_OK ? CLI_DONE : cli_fail("%s", kvc_last_error());
 }
 
 static int run(const options *o) {
     kvc_snapshot *snapshot;
     if (kvc_snapshot_open(&snapshot, o->path) != KVC_OK) return cli_fail("%s", kvc_last_error());
-    int status = CLI_DONE;
-    if (o->verify && kvc_snapshot_verify(snapshot) != KVC_OK)
-        status = cli_fail("%s", kvc_last_error());
     const kvc_snapshot_contents *c = kvc_snapshot_contents_of(snapshot);
+    int status = o->verify ? verify(c->container) : CLI_DONE;
     if (status == CLI_DONE && o->json) status = report_json(contents_object(c, o->verify));
     else if (status == CLI_DONE) print_contents(c, o->verify);
     kvc_snapshot_close(snapshot);

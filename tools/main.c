@@ -13,6 +13,7 @@ static const char about[] =
 
 static const cli_command commands[] = {
     {"bench", "measure appending, attention and the buffer pool", kvc_tool_bench},
+    {"convert", "write a snapshot again as one of another kind of cache", kvc_tool_convert},
     {"explain", "tell which attention path a cache gets, why, and what to change",
      kvc_tool_explain},
     {"generate", "continue a prompt with a Llama model in llama2.c's format", kvc_tool_generate},

@@ -285,6 +285,14 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_reorder(kvc_cache *cache, const int64_
  *         and keeps the room that it had got. */
 KVC_API KVC_MUST_USE kvc_status kvc_cache_copy(kvc_cache *to, const kvc_cache *from);
 
+/** As kvc_cache_copy, of one layer: for a caller who wants to do something between two layers, such
+ * as to tell how far it has come.
+ * @param to     empty in that layer
+ * @errors KVC_E_INVALID layer; those of kvc_cache_copy, after which all layers of `to` are empty
+ *         where it says that `to` is */
+KVC_API KVC_MUST_USE kvc_status kvc_cache_copy_layer(kvc_cache *to, const kvc_cache *from,
+                                                     int64_t layer);
+
 /** Tells what a layer holds of a sequence, and where. O(1).
  * @errors KVC_E_INVALID layer, sequence, out */
 KVC_API kvc_status kvc_cache_held_get(const kvc_cache *cache, int64_t layer, int64_t sequence,

@@ -52,16 +52,27 @@ typedef struct kvc_snapshot_text {
     const char *text; /**< UTF-8 */
 } kvc_snapshot_text;
 
+/** Is told how far a save or a load has come: before the first byte, and after each layer that was
+ * read or tensor that was written. By the thread that saves or loads.
+ * @param done_bytes   never less than the last time; total_bytes at the end, which of a save comes
+ *                     before the file is flushed and renamed
+ * @param total_bytes  of all tensors
+ * @errors             any, which ends the call; it returns that error, as if it were its own */
+typedef kvc_status (*kvc_snapshot_progress_fn)(void *context, uint64_t done_bytes,
+                                               uint64_t total_bytes);
+
 /** What goes into a file beside the rows. Zero it, then fill it. */
 typedef struct kvc_snapshot_info {
-    size_t struct_size;             /**< sizeof(kvc_snapshot_info) */
-    kvc_snapshot_form form;         /**< which mlx-lm is to read it */
-    kvc_fingerprint fingerprint;    /**< as far as it is told */
-    const int64_t *sequence;        /**< the one to save; NULL: all */
-    const int32_t *tokens;          /**< [token_count], of the one sequence that is saved */
-    int64_t token_count;            /**< 0: not told */
-    const kvc_snapshot_text *texts; /**< [text_count], such as mlx-lm's "model" */
-    int64_t text_count;             /**< 0: none */
+    size_t struct_size;                /**< sizeof(kvc_snapshot_info) */
+    kvc_snapshot_form form;            /**< which mlx-lm is to read it */
+    kvc_fingerprint fingerprint;       /**< as far as it is told */
+    const int64_t *sequence;           /**< the one to save; NULL: all */
+    const int32_t *tokens;             /**< [token_count], of the one sequence that is saved */
+    int64_t token_count;               /**< 0: not told */
+    const kvc_snapshot_text *texts;    /**< [text_count], such as mlx-lm's "model" */
+    int64_t text_count;                /**< 0: none */
+    kvc_snapshot_progress_fn progress; /**< or NULL */
+    void *progress_context;            /**< for progress */
 } kvc_snapshot_info;
 
 /** One layer of a file. The library makes these and may add fields at the end. */
@@ -94,17 +105,19 @@ typedef enum kvc_load_flag {
 
 /** What a file is loaded to. Zeroed: a RESERVE cache, every byte read and verified. */
 typedef struct kvc_snapshot_options {
-    size_t struct_size;              /**< sizeof(kvc_snapshot_options) */
-    unsigned flags;                  /**< of kvc_load_flag */
-    kvc_growth growth;               /**< as in kvc_cache_desc */
-    int64_t chunk;                   /**< as there */
-    int64_t max_positions;           /**< as there; 0 with RESERVE: the longest sequence and 4096
-                                          more */
-    kvc_blocks *blocks;              /**< as there, of the same layers as the file */
-    int64_t slack;                   /**< as there */
-    const kvc_fingerprint *expected; /**< what is told here the file must tell too; or NULL */
-    int64_t *mapped_layers;          /**< receives how many were mapped; of one that was not,
-                                          kvc_last_error tells why. May be NULL */
+    size_t struct_size;                /**< sizeof(kvc_snapshot_options) */
+    unsigned flags;                    /**< of kvc_load_flag */
+    kvc_growth growth;                 /**< as in kvc_cache_desc */
+    int64_t chunk;                     /**< as there */
+    int64_t max_positions;             /**< as there; 0 with RESERVE: the longest sequence and 4096
+                                            more */
+    kvc_blocks *blocks;                /**< as there, of the same layers as the file */
+    int64_t slack;                     /**< as there */
+    const kvc_fingerprint *expected;   /**< what is told here the file must tell too; or NULL */
+    int64_t *mapped_layers;            /**< receives how many were mapped; of one that was not,
+                                            kvc_last_error tells why. May be NULL */
+    kvc_snapshot_progress_fn progress; /**< or NULL */
+    void *progress_context;            /**< for progress */
 } kvc_snapshot_options;
 
 KVC_BEGIN_DECLS
@@ -114,8 +127,8 @@ KVC_BEGIN_DECLS
  * @param cache  on the cpu device, unchanged meanwhile
  * @param info   may be NULL: all sequences, nothing told
  * @errors KVC_E_INVALID path, cache, a field of info; KVC_E_UNSUPPORTED a kind that files or
- *         the form have not, another device; those of kvc_safetensors_writer_save. The file is as
- * it was. */
+ *         the form have not, another device; those of kvc_safetensors_writer_save and of
+ *         info.progress. The file is as it was. */
 KVC_API KVC_MUST_USE kvc_status kvc_snapshot_save(const char *path, const kvc_cache *cache,
                                                   const kvc_snapshot_info *info);
 
@@ -140,8 +153,9 @@ KVC_API KVC_MUST_USE kvc_status kvc_snapshot_verify(const kvc_snapshot *snapshot
  * @param pool     where the cache gets memory, on the cpu device
  * @param options  may be NULL
  * @errors KVC_E_INVALID a field of options, a fingerprint that differs: which field, what was
- *         expected, what found; KVC_E_CORRUPT a checksum; those of kvc_cache_new, kvc_cache_restore
- *         and kvc_safetensors_load. *out is NULL, nothing is held. */
+ *         expected, what found; KVC_E_CORRUPT a checksum; those of kvc_cache_new,
+ *         kvc_cache_restore, kvc_safetensors_load and options.progress. *out is NULL, nothing is
+ *         held. */
 KVC_API KVC_MUST_USE kvc_status kvc_snapshot_restore(kvc_cache **out, kvc_pool *pool,
                                                      const kvc_snapshot *snapshot,
                                                      const kvc_snapshot_options *options);

@@ -71,25 +71,37 @@ void kvc__ahead_turn(kvc__ahead *a, int64_t elements) {
     if (a->safe < 0) a->due -= ENDLESS;
 }
 
+/* How many tiles take in each block. */
+static int64_t count_tiles(const kvc__work *w) {
+    int64_t tiles = 0;
+    for (int64_t r = 0; r < w->part.rows; r += (int64_t)1 << kvc__tile_size(w->part.rows - r))
+        tiles++;
+    return tiles;
+}
+
 kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start) {
     const kvc__job *job = w->job;
     const int64_t element_bits = kvc__element_bits(job->format);
     const int64_t row_bytes = kvc__row_bytes(job, job->key_dim);
     const bool alike = w->direct && job->key_dim == job->value_dim &&
                        w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
-    kvc__ahead a = {.line_elements = alike ? (int64_t)64 * 8 / element_bits : 0, .work = w};
+    /* All tiles compute with what was asked for once. The first of several has read its block while
+     * it asked for a part of the next: another block ahead. */
+    const int64_t tiles = count_tiles(w);
+    const int64_t ahead_bytes = DISTANCE_BYTES + (tiles > 1 ? w->block * row_bytes : 0);
+    kvc__ahead a = {.line_elements = alike ? tiles * LINE_BYTES * 8 / element_bits : 0, .work = w};
     for (int i = 0; i < KVC__STREAMS; i++) {
         const bool is_key = i % 2 == 0;
         const int64_t dim = is_key ? job->key_dim : job->value_dim;
         const int64_t width = is_key ? w->key_width : w->value_width;
         /* A lane without positions asks for those of the first, which has some. */
         a.position[i] = start[i / 2] < w->part.end ? start[i / 2] : start[0];
-        a.width[i] = w->direct ? dim : width;
+        a.width[i] = tiles * (w->direct ? dim : width);
         a.row_bytes[i] = kvc__row_bytes(job, dim);
         a.step_bytes[i] = is_key ? w->key_step_bytes : w->value_step_bytes;
         find_rows(&a, i);
     }
-    a.due = (int64_t)KVC__STREAMS * DISTANCE_BYTES * 8 / element_bits;
+    a.due = tiles * KVC__STREAMS * ahead_bytes * 8 / element_bits;
     kvc__ahead_turn(&a, 0);
     return a;
 }

@@ -45,11 +45,12 @@ static size_t whole_lines(size_t floats) {
     return (floats + line - 1) / line * line;
 }
 
-/* Positions of a block. With few rows a page of keys: memory is read best where no stream rests for
- * long. With many, work on a block takes longer than to read it. */
-static int64_t choose_block(int64_t rows, int64_t row_bytes) {
-    const int64_t positions = 4096 / row_bytes / 8 * 8;
-    return rows > 8 ? KVC__BLOCK : kvc__smaller(kvc__larger(positions, 8), KVC__BLOCK);
+/* Positions of a block. With the rows of one tile a page of keys: memory is read best where no
+ * stream rests for long; two of packed ones, each block of which has its queries and weights spread
+ * and rounded. With more rows, which read it from the caches, longer blocks cost less. */
+static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
+    const int64_t bytes = rows > 4 ? 16384 : packed ? 8192 : 4096;
+    return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), KVC__BLOCK);
 }
 
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
@@ -118,9 +119,10 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
     w.cuts = job->keep > 0 || (w.direct && (job->map.tables || job->map.rings));
-    w.block = job->format.keys_per_channel
-                  ? KVC__BLOCK /* a block that is packed together is unpacked together */
-                  : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim));
+    w.block =
+        job->format.keys_per_channel
+            ? KVC__BLOCK /* a block that is packed together is unpacked together */
+            : choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim), job->format.bits > 0);
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
@@ -353,27 +355,29 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     }
 }
 
-/* For tiles that have nothing to ask for. */
+/* For those that have nothing to ask for. */
 static const kvc__ahead nothing_ahead = {.line_elements = INT64_MAX / KVC__STREAMS,
                                          .safe = INT64_MAX};
 
-/* @param ahead  of the first tile that takes the block in, and of the others */
-static void attend_block(const kvc__work *w, kvc__ahead ahead[2], int64_t start, int64_t count) {
+/* Each tile asks for its share of what comes next, one that sees nothing as well. */
+static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     kvc__block k = kvc__work_keys(w, start, count), v = kvc__work_values(w, start, count);
     int64_t rows;
-    k.ahead = v.ahead = &ahead[0];
+    k.ahead = v.ahead = ahead;
     for (int64_t r = 0; r < w->part.rows; r += rows) {
-        const int64_t left = w->part.rows - r;
-        const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0; /* log2 of its rows */
+        const int size = kvc__tile_size(w->part.rows - r);
         kvc__range seen[4];
         rows = (int64_t)1 << size;
-        if (!see_block(w, seen, r, rows, start, count)) continue;
+        if (!see_block(w, seen, r, rows, start, count)) {
+            kvc__ahead_go_on(ahead, count * (k.dim + v.dim));
+            kvc__ask(ahead, count * (k.dim + v.dim));
+            continue;
+        }
         kvc__tile tile = kvc__work_tile(w, r);
-        kvc__ahead_go_on(k.ahead, count * k.dim);
+        kvc__ahead_go_on(ahead, count * k.dim);
         if (job->mask.data) take_in_masked(w, &tile, r, size, &k, &v, seen, start);
         else take_in(w, &tile, r, size, &k, &v, seen, start);
-        k.ahead = v.ahead = &ahead[1];
     }
 }
 
@@ -385,24 +389,24 @@ static void attend_lanes(const kvc__work *w) {
     const int64_t lane =
         round_up((end - begin + 1) / 2, w->block) + (per_channel ? 0 : w->block / 2);
     int64_t at[KVC__LANES], stop[KVC__LANES];
-    kvc__ahead ahead[2] = {nothing_ahead, nothing_ahead};
+    kvc__ahead ahead = nothing_ahead;
     begin_rows(w);
     for (int64_t start = 0, count; start < w->part.kept; start += count) {
         count = kvc__work_together(w, start, kvc__smaller(w->block, w->part.kept - start));
-        attend_block(w, ahead, start, count);
+        attend_block(w, &ahead, start, count);
     }
     if (begin >= end) return; /* all behind a mask */
     for (int i = 0; i < KVC__LANES; i++) {
         at[i] = kvc__smaller(begin + i * lane, end);
         stop[i] = kvc__smaller(begin + (i + 1) * lane, end);
     }
-    if (!per_channel) ahead[0] = kvc__look_ahead(w, at); /* what is unpacked waits for no memory */
+    if (!per_channel) ahead = kvc__look_ahead(w, at); /* what is unpacked waits for no memory */
     while (at[0] < stop[0] || at[1] < stop[1])
         for (int i = 0; i < KVC__LANES; i++) {
             if (at[i] == stop[i]) continue;
             const int64_t most = kvc__smaller(w->block, stop[i] - at[i]);
             const int64_t count = kvc__work_together(w, at[i], most);
-            attend_block(w, ahead, at[i], count);
+            attend_block(w, &ahead, at[i], count);
             at[i] += count;
         }
 }

@@ -80,6 +80,11 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
                        w->job->scale};
 }
 
+/** Returns log2 of the rows of the next tile, `left` being those that no tile has yet. */
+static inline int kvc__tile_size(int64_t left) {
+    return left >= 4 ? 2 : left >= 2 ? 1 : 0;
+}
+
 /** Return positions of keys and values as tiles and panels read them: where they lie, or copied.
  * All are of one block: kvc__work_together. */
 kvc__block kvc__work_keys(const kvc__work *w, int64_t start, int64_t count);

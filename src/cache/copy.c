@@ -161,11 +161,12 @@ static kvc_status check_held(const kvc__layer *to, const kvc__layer *from, int64
     const int64_t held = from->lengths[sequence] - recent(to, from, sequence);
     if (to->rings && held >= to->spec.window - to->spec.keep && to->spec.keep <= from->spec.keep)
         return KVC_OK;
-    return kvc__fail(KVC_E_RANGE,
-                     "from: layer %lld, sequence %lld holds %lld positions at its beginning and "
-                     "those from %lld on; to wants more",
-                     (long long)index, (long long)sequence, (long long)from->spec.keep,
-                     (long long)from->rings[sequence].first);
+    return kvc__fail(
+        KVC_E_RANGE,
+        "from: layer %lld, sequence %lld: its window has dropped positions %lld to %lld, "
+        "of which to wants some",
+        (long long)index, (long long)sequence, (long long)from->spec.keep,
+        (long long)from->rings[sequence].first - 1);
 }
 
 static kvc_status check_layer(const kvc_cache *to, const kvc_cache *from, int64_t index) {
@@ -197,39 +198,45 @@ static kvc_status check_caches(const kvc_cache *to, const kvc_cache *from) {
                          "to: %lld layers, batch %lld given; %lld and %lld, those of from, wanted",
                          (long long)to->desc.layers, (long long)to->desc.batch,
                          (long long)from->desc.layers, (long long)from->desc.batch);
-    for (int64_t i = 0; i < to->desc.layers; i++) KVC_TRY(check_layer(to, from, i));
     return KVC_OK;
 }
 
-static size_t unpacked_floats(const kvc_cache *to, const kvc_cache *from) {
-    size_t most = 0;
-    for (int64_t i = 0; i < from->desc.layers; i++) {
-        const kvc_layer_spec *spec = &from->layers[i].spec;
-        const int64_t dim = spec->key_dim > spec->value_dim ? spec->key_dim : spec->value_dim;
-        const size_t floats = (size_t)(spec->kv_heads * dim) * UNPACKED;
-        if (is_unpacked(&to->layers[i], &from->layers[i]) && floats > most) most = floats;
-    }
-    return most;
+/* Floats of one side of a layer as it is unpacked; 0 where none is. */
+static size_t unpacked_floats(const kvc__layer *to, const kvc__layer *from) {
+    const kvc_layer_spec *spec = &from->spec;
+    const int64_t dim = spec->key_dim > spec->value_dim ? spec->key_dim : spec->value_dim;
+    return is_unpacked(to, from) ? (size_t)(spec->kv_heads * dim) * UNPACKED : 0;
 }
 
-static kvc_status copy_all(const transfer *t) {
-    for (int64_t i = 0; i < t->to->desc.layers; i++)
-        for (int64_t b = 0; b < t->to->desc.batch; b++)
-            KVC_TRY(copy_sequence(t, &t->to->layers[i], &t->from->layers[i], b));
-    return KVC_OK;
+/* Copies a layer that may be copied. After an error `to` is empty. */
+static kvc_status copy_layer(kvc_cache *to, const kvc_cache *from, int64_t index) {
+    kvc__layer *a = &to->layers[index];
+    const kvc__layer *b = &from->layers[index];
+    const size_t batch = (size_t)to->desc.batch, floats = unpacked_floats(a, b);
+    void *counts = NULL, *unpacked = NULL;
+    kvc_status status = kvc__calloc(&counts, batch, sizeof(int64_t), "counts");
+    if (status == KVC_OK && floats)
+        status = kvc__calloc(&unpacked, floats, sizeof(float), "unpacked rows");
+    const transfer t = {to, from, counts, unpacked};
+    for (int64_t s = 0; status == KVC_OK && s < to->desc.batch; s++)
+        status = copy_sequence(&t, a, b, s);
+    if (status != KVC_OK) kvc_cache_clear(to);
+    if (unpacked) kvc__free(unpacked, floats, sizeof(float));
+    if (counts) kvc__free(counts, batch, sizeof(int64_t));
+    return status;
 }
 
 kvc_status kvc_cache_copy(kvc_cache *to, const kvc_cache *from) {
     KVC_TRY(check_caches(to, from));
-    const size_t batch = (size_t)to->desc.batch, floats = unpacked_floats(to, from);
-    void *counts, *unpacked = NULL;
-    KVC_TRY(kvc__calloc(&counts, batch, sizeof(int64_t), "counts"));
-    kvc_status status = KVC_OK;
-    if (floats) status = kvc__calloc(&unpacked, floats, sizeof(float), "unpacked rows");
-    const transfer t = {to, from, counts, unpacked};
-    if (status == KVC_OK) status = copy_all(&t);
-    if (status != KVC_OK) kvc_cache_clear(to);
-    if (unpacked) kvc__free(unpacked, floats, sizeof(float));
-    kvc__free(counts, batch, sizeof(int64_t));
-    return status;
+    for (int64_t i = 0; i < to->desc.layers; i++) KVC_TRY(check_layer(to, from, i));
+    for (int64_t i = 0; i < to->desc.layers; i++) KVC_TRY(copy_layer(to, from, i));
+    return KVC_OK;
+}
+
+kvc_status kvc_cache_copy_layer(kvc_cache *to, const kvc_cache *from, int64_t layer) {
+    kvc__layer *found;
+    KVC_TRY(check_caches(to, from));
+    KVC_TRY(kvc__cache_layer(&found, to, layer));
+    KVC_TRY(check_layer(to, from, layer));
+    return copy_layer(to, from, layer);
 }

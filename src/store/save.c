@@ -28,6 +28,7 @@ typedef struct placed {
 typedef struct save {
     const kvc_safetensors_writer *writer;
     placed *tensors;      /* [writer->count], as their data lies in the file */
+    uint64_t data_bytes;  /* of all of them */
     char *header;         /* the length, the JSON, spaces: all before the data */
     size_t header_bytes;  /* a multiple of ALIGNMENT_BYTES */
     size_t header_digits; /* where in it the digits of its checksum lie, */
@@ -63,6 +64,7 @@ static kvc_status place(save *s) {
             end > (uint64_t)MOST_BYTES)
             return kvc__fail(KVC_E_RANGE, "all tensors are more than a file can hold");
     }
+    s->data_bytes = end;
     return KVC_OK;
 }
 
@@ -184,9 +186,15 @@ static kvc_status write_filled(const save *s, const kvc__entry *e, uint64_t at,
     return KVC_OK;
 }
 
+static kvc_status tell(const save *s, uint64_t done_bytes) {
+    const kvc_safetensors_writer *w = s->writer;
+    return w->progress ? w->progress(w->progress_context, done_bytes, s->data_bytes) : KVC_OK;
+}
+
 static kvc_status write_data(save *s) {
     for (size_t i = 0; i < s->writer->count; i++) {
         const kvc__entry *e = s->tensors[i].entry;
+        KVC_TRY(tell(s, s->tensors[i].begin));
         const uint64_t at = s->header_bytes + s->tensors[i].begin;
         char digits[KVC__DIGEST_DIGITS + 1];
         kvc__digest digest;
@@ -197,7 +205,7 @@ static kvc_status write_data(save *s) {
         kvc__digest_text(&digest, digits);
         memcpy(s->header + s->tensor_digits + i * KVC__DIGEST_DIGITS, digits, KVC__DIGEST_DIGITS);
     }
-    return KVC_OK;
+    return tell(s, s->data_bytes);
 }
 
 static kvc_status write_header(save *s) {

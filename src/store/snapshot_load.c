@@ -166,11 +166,25 @@ static kvc_status new_cache(load *l, kvc_pool *pool) {
     return status;
 }
 
+static uint64_t layer_bytes(const kvc_snapshot *s, int64_t layer) {
+    const kvc__snapshot_tensors *tensors = &s->tensors[layer];
+    uint64_t bytes = 0;
+    for (int p = 0; p < tensors->count; p++) bytes += tensors->planes[p]->bytes;
+    return bytes;
+}
+
 static kvc_status load_all(load *l, kvc_pool *pool) {
-    KVC_TRY(check_fingerprint(l->s, l->options->expected));
+    const kvc_snapshot_options *o = l->options;
+    uint64_t done = 0, total = 0;
+    KVC_TRY(check_fingerprint(l->s, o->expected));
     KVC_TRY(new_cache(l, pool));
-    for (int64_t i = 0; i < l->s->contents.layers; i++) KVC_TRY(load_layer(l, i));
-    return KVC_OK;
+    for (int64_t i = 0; i < l->s->contents.layers; i++) total += layer_bytes(l->s, i);
+    for (int64_t i = 0; i < l->s->contents.layers; i++) {
+        if (o->progress) KVC_TRY(o->progress(o->progress_context, done, total));
+        KVC_TRY(load_layer(l, i));
+        done += layer_bytes(l->s, i);
+    }
+    return o->progress ? o->progress(o->progress_context, done, total) : KVC_OK;
 }
 
 static kvc_status check_options(const kvc_snapshot_options *o, const kvc_pool *pool) {

@@ -8,6 +8,7 @@
 #include "store/file.h"
 #include "store/format.h"
 #include "store/snapshot.h"
+#include "store/writer.h"
 
 enum { KEY = 64, NUMBER = 24 };
 
@@ -257,6 +258,8 @@ static kvc_status put_all(save *s, const char *path) {
     const kvc_fingerprint *fingerprint = &s->info->fingerprint;
     int64_t scalars = 1;
     KVC_TRY(kvc_safetensors_writer_new(&s->writer, kvc__snapshot_prefix(s->info->form)));
+    s->writer->progress = s->info->progress;
+    s->writer->progress_context = s->info->progress_context;
     KVC_TRY(put_own_text(s, "format", KVC__SNAPSHOT_FORMAT));
 #define PUT_FIELD(field) KVC_TRY(put_own_text(s, #field, fingerprint->field));
     KVC__FINGERPRINT_LIST(PUT_FIELD)

@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include <kvcache/safetensors.h>
+#include <kvcache/snapshot.h>
 
 #include "store/format.h"
 
@@ -27,6 +28,8 @@ struct kvc_safetensors_writer {
     json_t *names;      /* name → null, of every entry */
     kvc__entry *entries;
     size_t count, room;
+    kvc_snapshot_progress_fn progress; /* of a snapshot's save, or NULL */
+    void *progress_context;
 };
 
 #endif

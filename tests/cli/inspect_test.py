@@ -3,28 +3,13 @@
     inspect_test.py PROGRAM RESAVE
 """
 
-import json
-import struct
 import subprocess
 import sys
 import unittest
 
 RESAVE = sys.argv.pop(2) if len(sys.argv) > 2 else "build/tests/golden/snapshot_resave"
 
-from program import ProgramTest  # noqa: E402: it takes what is left of sys.argv
-
-
-def prompt_cache(path, classes, numbers, tensors, texts=()):
-    """A file as mlx-lm up to 0.31 writes it, of zeros."""
-    metadata = {f"2.{i}": name for i, name in enumerate(classes)} | numbers
-    metadata |= {f"1.{key}": text for key, text in texts}
-    header, at = {"__metadata__": metadata}, 0
-    for name, (dtype, size, shape) in tensors.items():
-        end = at + size * shape[0] * shape[1] * shape[2] * shape[3]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+from program import ProgramTest, prompt_cache  # noqa: E402: it takes what is left of sys.argv
 
 
 class Inspect(ProgramTest):

@@ -1,6 +1,7 @@
 """What the tests of the program share: PROGRAM, and a base class that runs it."""
 
 import json
+import struct
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,19 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 PROGRAM = str(Path(sys.argv.pop(1) if len(sys.argv) > 1 else "build/kvcache").resolve())
+
+
+def prompt_cache(path, classes, numbers, tensors, texts=()):
+    """A file as mlx-lm up to 0.31 writes it, of zeros."""
+    metadata = {f"2.{i}": name for i, name in enumerate(classes)} | numbers
+    metadata |= {f"1.{key}": text for key, text in texts}
+    header, at = {"__metadata__": metadata}, 0
+    for name, (dtype, size, shape) in tensors.items():
+        end = at + size * shape[0] * shape[1] * shape[2] * shape[3]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
 
 
 class ProgramTest(unittest.TestCase):

@@ -11,13 +11,13 @@ import unittest
 from program import PROGRAM, ProgramTest
 
 COMMANDS = ["bench append", "bench attend", "bench fork", "bench pool", "bench prefix", "explain",
-            "generate", "inspect"]
+            "generate", "inspect", "convert"]
 
 
 class Program(ProgramTest):
     def test_help_lists_the_commands(self):
         text = self.printed("--help")
-        for command in "bench", "explain", "generate", "inspect":
+        for command in "bench", "convert", "explain", "generate", "inspect":
             self.assertRegex(text, rf"(?m)^  {command} +\w")
         self.assertEqual(self.printed("-h"), text)
         self.assertEqual(self.printed("help"), text)
@@ -46,8 +46,8 @@ class Program(ProgramTest):
         self.assertRegex(self.printed("--version"), r"^kvcache \d+\.\d+\.\d+\n$")
 
     def test_what_is_unknown_is_refused(self):
-        self.assert_refused(2, "", [], "no command given", "bench, explain, generate or inspect")
-        self.assert_refused(2, "", ["train"], "'train'", "bench, explain, generate or inspect")
+        self.assert_refused(2, "", [], "no command given", "bench, convert, explain, generate or inspect")
+        self.assert_refused(2, "", ["train"], "'train'", "bench, convert, explain, generate or inspect")
         self.assert_refused(2, "", ["--verbose"], "unknown option '--verbose'")
         self.assert_refused(2, "", ["help", "train"], "'train'")
         self.assert_refused(2, "bench", [], "no command given", "append, attend, fork, pool, prefix or tier")
@@ -56,7 +56,7 @@ class Program(ProgramTest):
             self.assert_refused(2, command, ["--bogus"], "unknown option '--bogus'")
             self.assert_refused(2, command, ["-x"], "unknown option '-x'")
             self.assert_refused(2, command, ["--help=3"], "--help: takes no value")
-        for command in COMMANDS[:-2]:
+        for command in COMMANDS[:-3]:
             self.assert_refused(2, command, ["stray"], "unexpected argument 'stray'")
             self.assert_refused(2, command, ["--json=1"], "--json: takes no value")
 

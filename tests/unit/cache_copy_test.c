@@ -280,6 +280,29 @@ static void copy__packed_rows_are_packed_anew_in_another_width(void **state) {
     }
 }
 
+/* In any order, which for blocks means that the first one gets them. */
+static void copy__layer_by_layer_is_the_same(void **state) {
+    (void)state;
+    for (int i = 0; i < KINDS; i++) {
+        stories from = open_choice((choice){.growth = KVC_GROW_CHUNK, .dtype = KVC_F32});
+        stories to = open_choice(kinds[i]);
+        stories_append_ragged(&from, (const int64_t[]){19, 33}, NULL);
+        assert_ok(kvc_cache_copy_layer(to.cache, from.cache, 1));
+        assert_int_equal(kvc_cache_length(to.cache, 0), 0);
+        assert_fails(kvc_cache_copy_layer(to.cache, from.cache, 1), KVC_E_INVALID);
+        assert_fails(kvc_cache_copy(to.cache, from.cache), KVC_E_INVALID);
+        assert_int_equal(kvc_cache_length(to.cache, 1), 33);
+        assert_ok(kvc_cache_check(to.cache));
+        assert_ok(kvc_cache_copy_layer(to.cache, from.cache, 0));
+        stories_copy(&to, &from);
+        stories_check(&to);
+        for (int64_t layer = -1; layer < 3; layer += 3)
+            assert_fails(kvc_cache_copy_layer(to.cache, from.cache, layer), KVC_E_INVALID);
+        close_stories(&from);
+        close_stories(&to);
+    }
+}
+
 static void copy__is_refused_with_its_reason(void **state) {
     (void)state;
     const choice c = {.growth = KVC_GROW_CHUNK, .dtype = KVC_F16};
@@ -383,6 +406,7 @@ int main(void) {
         cmocka_unit_test(copy__a_window_goes_into_one_that_is_no_wider),
         cmocka_unit_test(copy__packed_rows_are_unpacked_where_they_go_unpacked),
         cmocka_unit_test(copy__packed_rows_are_packed_anew_in_another_width),
+        cmocka_unit_test(copy__layer_by_layer_is_the_same),
         cmocka_unit_test(copy__is_refused_with_its_reason),
         cmocka_unit_test(copy__geometry_is_the_same_or_refused),
         cmocka_unit_test(copy__what_does_not_fit_leaves_nothing),
