@@ -19,6 +19,9 @@
  * 512 KiB together with it. */
 enum { TILE_ROWS = 64, PANEL_ROWS = 384, WIDE_PANEL_ROWS = 192, WIDE = 2 * 128 };
 
+/* Least rows of panels, where tiles multiply packed rows as they lie. */
+enum { PACKED_PANEL_LEAST = 16 };
+
 static int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
 }
@@ -52,10 +55,16 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
-    /* With fewer rows than these, panels would leave too many lanes idle. */
-    const bool few_convert = format.bits || format.dtype == KVC_F32; /* or unpack, which is dear */
-    const int times = format.keys_per_channel ? 4 : few_convert ? 1 : 2; /* turning is dearest */
-    const bool many = rows >= times * (int64_t)ops->lanes;
+    /* With fewer rows than these, panels would leave too many lanes idle. They convert keys, or
+     * unpack or turn them, which is dearer: rows that tiles multiply as they lie are better off for
+     * longer. */
+    const int64_t lanes = ops->lanes;
+    const bool direct = is_direct(ops, format, key_dim, value_dim);
+    const bool few_convert = format.bits || format.dtype == KVC_F32;
+    const int64_t least = format.keys_per_channel ? 4 * lanes
+                          : format.bits && direct ? PACKED_PANEL_LEAST
+                                                  : (few_convert ? 1 : 2) * lanes;
+    const bool many = rows >= least;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
@@ -63,7 +72,7 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
     const bool wide = w->key_width + w->value_width > WIDE;
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
     w->most = round_up(kvc__smaller(rows, most), w->panel);
-    w->direct = !many && is_direct(ops, format, key_dim, value_dim);
+    w->direct = !many && direct;
     w->columns = !many && format.keys_per_channel;
 }
 

@@ -33,6 +33,7 @@ void kvc__ops_fill(kvc__ops *out, kvc__isa isa) {
         return;
 #elif defined(__aarch64__)
     case KVC__ISA_NEON: kvc__ops_neon(out); return;
+    case KVC__ISA_NEON_DOT: kvc__ops_neon_dot(out); return;
     case KVC__ISA_NEON_BF16: kvc__ops_neon_bf16(out); return;
 #endif
     default: kvc__ops_generic(out);

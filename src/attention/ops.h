@@ -209,6 +209,7 @@ void kvc__ops_avx2(kvc__ops *ops);
 void kvc__ops_avx512(kvc__ops *ops);
 void kvc__ops_avx512bf16(kvc__ops *ops);
 void kvc__ops_neon(kvc__ops *ops);
+void kvc__ops_neon_dot(kvc__ops *ops);
 void kvc__ops_neon_bf16(kvc__ops *ops);
 
 #endif

@@ -42,7 +42,7 @@ round_channels(weights to[LANES], const kvc__tile *t, const kvc__block *k, int64
             store_rounded(to->integers[r], d, x, bits);
         }
         to->step[r] = top / most_of(bits);
-        to->rest[r] = all - to->step[r] * (float)middle_of(bits) * sum_of(v_float(sum));
+        to->rest[r] = all - to->step[r] * (float)surplus_of(bits) * sum_of(v_float(sum));
     }
     return true;
 }
@@ -62,8 +62,8 @@ score_channel_tile(float sums[4][KVC__BLOCK + W], const kvc__block *v, int64_t f
     }
     for (int r = 0; r < R; r++) {
         const vf step = v_set(w->step[r]), rest = v_set(w->rest[r]);
-        vf x[2];
-        v_zip(&x[0], &x[1], v_float(total[r][0]) * step + rest, v_float(total[r][1]) * step + rest);
+        vf x[2] = {v_float(total[r][0]) * step + rest, v_float(total[r][1]) * step + rest};
+        if (place_packed(1, bits) != 1) v_zip(&x[0], &x[1], x[0], x[1]);
         for (int64_t i = 0; i < lanes * 8; i += W) {
             float *to = sums[r] + first + i / 8 * positions + (int64_t)tile * 8 + i % 8;
             v_store(to, v_load(to) + x[i / W]);

@@ -9,22 +9,39 @@
 typedef struct query_group {
     float scale;    /* of the integers */
     float total;    /* Σ q */
-    int32_t offset; /* -c · Σ of the integers */
+    int32_t offset; /* -surplus · Σ of the integers */
 } query_group;
 
 static inline const query_group *query_groups(const float *q, int64_t width) {
     return (const query_group *)(const void *)(q + width / 2);
 }
 
+/* Where the high byte of integer i is, of two: four high ones come first, then the four low. */
+static inline int64_t high_place(int64_t i) {
+    return i / 4 * 8 + i % 4;
+}
+
 /* Integer i of a prepared query. */
 static inline int32_t query_at(const float *q, int64_t i, const int bits) {
-    return bits == 8 ? ((const int16_t *)(const void *)q)[i] : ((const int8_t *)(const void *)q)[i];
+    const int8_t *bytes = (const int8_t *)(const void *)q;
+    if (bits == 4) return bytes[i];
+    if (BY_BYTES) return 256 * bytes[high_place(i)] + bytes[high_place(i) + 4];
+    return ((const int16_t *)(const void *)q)[i];
+}
+static inline void set_query(float *q, int64_t i, int32_t x, const int bits) {
+    int8_t *bytes = (int8_t *)(void *)q;
+    if (bits == 4) bytes[i] = (int8_t)x;
+    else if (BY_BYTES) {
+        const int32_t high = (x + 128) >> 8;
+        bytes[high_place(i)] = (int8_t)high;
+        bytes[high_place(i) + 4] = (int8_t)(x - 256 * high);
+    } else ((int16_t *)(void *)q)[i] = (int16_t)x;
 }
 
 /* Where a prepared query has the element at i of one that is not, within its group: of four bytes
- * of a key of 8 bits the even ones come first, of eight where place_packed has put them. */
+ * that become words the even ones come first, of eight where place_packed has put them. */
 static inline int64_t query_place(int64_t i, const int bits) {
-    return bits == 8 ? i / 8 * 8 + i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2 : i;
+    return bits == 8 && !BY_BYTES ? i / 8 * 8 + i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2 : i;
 }
 
 /* A group of a query, to integers. Where an element is not finite, or too large for a total, scores
@@ -44,7 +61,8 @@ static inline query_group round_group(int32_t *to, const float *q, int64_t group
         to[query_place(d, bits)] = x;
         sum += x;
     }
-    return (query_group){finite ? most / most_of(bits) : NAN, (float)total, -middle_of(bits) * sum};
+    return (query_group){finite ? most / most_of(bits) : NAN, (float)total,
+                         -surplus_of(bits) * sum};
 }
 
 /* A kvc__prepare_fn. */
@@ -54,9 +72,7 @@ static inline void prepare_packed(float *q, int64_t width, int64_t group, const 
     for (int64_t g = 0; g < width / group; g++) {
         groups[g] = round_group(integers, q + g * group, group, bits);
         /* Integers are shorter than what they are made of: what follows is not overwritten. */
-        for (int64_t i = 0; i < group; i++)
-            if (bits == 8) ((int16_t *)(void *)q)[g * group + i] = (int16_t)integers[i];
-            else ((int8_t *)(void *)q)[g * group + i] = (int8_t)integers[i];
+        for (int64_t i = 0; i < group; i++) set_query(q, g * group + i, integers[i], bits);
     }
     memcpy(q + width / 2, groups, (size_t)(width / group) * sizeof *groups);
 }
@@ -69,7 +85,7 @@ static float score_slowly(const float *q, int64_t width, const kvc__block *k, in
     float sum = 0;
     for (int64_t d = 0; d < width; d++) {
         const int64_t g = d / k->group, at = g * KVC__BLOCK + j;
-        const int64_t place = query_place(place_packed(d), bits);
+        const int64_t place = query_place(place_packed(d, bits), bits);
         sum += groups[g].scale * (float)query_at(q, place, bits) *
                (k->scales[at] * element_of(row, d, bits) + k->biases[at]);
     }
@@ -91,36 +107,59 @@ spread_queries(query_words *to, const kvc__tile *t, int64_t g, int64_t bytes, co
         }
 }
 
-/* total[r] += the products of R queries with W keys, a group of them; row points to the group.
- * Sums are kept: a compiler that puts them off has all products wait for them on the stack. */
+/* Sums of products of R queries with W keys: of words, of bytes with the first of a query's two
+ * vectors, and with the second. */
+typedef struct score_sums {
+    word_sums words[4];
+    byte_sums first[4], second[4];
+} score_sums;
+
+/* Adds the products with 4 bytes of W keys. Sums are kept: a compiler that puts them off has all
+ * products wait for them on the stack. */
+static inline __attribute__((always_inline)) void
+score_bytes(score_sums *sums, vi x, const vi q[4][2], const int R, const int bits) {
+    vi a, b; /* what the first vector is multiplied with, and the second */
+    if (bits == 4) {
+        a = v_even_nibbles(x);
+        b = v_odd_nibbles(x);
+    } else if (BY_BYTES) a = b = signed_bytes(x);
+    else {
+        a = v_even_bytes(x);
+        b = v_odd_bytes(x);
+    }
+    for (int r = 0; r < R; r++)
+        if (bits == 8 && !BY_BYTES) {
+            sums->words[r] = v_keep_words(v_dot_words(sums->words[r], a, q[r][0]));
+            sums->words[r] = v_keep_words(v_dot_words(sums->words[r], b, q[r][1]));
+        } else {
+            byte_sums *second = bits == 4 ? &sums->first[r] : &sums->second[r];
+            sums->first[r] = v_keep_bytes(v_dot_bytes(sums->first[r], a, q[r][0]));
+            *second = v_keep_bytes(v_dot_bytes(*second, b, q[r][1]));
+        }
+}
+
+/* total[r] += the products of R queries with W keys, a group of them; row points to the group. */
 static inline __attribute__((always_inline)) void score_group(vi total[4], const query_words *q,
                                                               const char *row, int64_t step_bytes,
                                                               int64_t bytes, const int R,
                                                               const int bits) {
-    word_sums words[4];
-    for (int r = 0; r < R; r++) words[r] = (word_sums){0};
-    for (int64_t at = 0; at < bytes; at += LANE_BYTES) {
-        byte_sums part[4];
-        vi x[4];
-        for (int r = 0; r < R; r++) part[r] = (byte_sums){0};
-        v_columns(x, row + at, step_bytes);
-        for (int i = 0; i < 4; i++) {
-            const vi even = bits == 8 ? v_even_bytes(x[i]) : v_even_nibbles(x[i]);
-            const vi odd = bits == 8 ? v_odd_bytes(x[i]) : v_odd_nibbles(x[i]);
-            for (int r = 0; r < R; r++) {
-                const vi first = q->of[at / 4 + i][r][0], second = q->of[at / 4 + i][r][1];
-                if (bits == 8) {
-                    words[r] = v_keep_words(v_dot_words(words[r], even, first));
-                    words[r] = v_keep_words(v_dot_words(words[r], odd, second));
-                } else {
-                    part[r] = v_keep_bytes(v_dot_bytes(part[r], even, first));
-                    part[r] = v_keep_bytes(v_dot_bytes(part[r], odd, second));
-                }
-            }
-        }
-        for (int r = 0; bits == 4 && r < R; r++) total[r] += v_fold_bytes(part[r]);
+    score_sums sums;
+    for (int r = 0; r < R; r++) {
+        sums.words[r] = (word_sums){0};
+        sums.first[r] = sums.second[r] = (byte_sums){0};
     }
-    for (int r = 0; bits == 8 && r < R; r++) total[r] += v_fold_words(words[r]);
+    for (int64_t at = 0; at < bytes; at += LANE_BYTES) {
+        vi x[4];
+        v_columns(x, row + at, step_bytes);
+        for (int i = 0; i < 4; i++) score_bytes(&sums, x[i], q->of[at / 4 + i], R, bits);
+        for (int r = 0; bits == 4 && r < R; r++) {
+            total[r] += v_fold_bytes(sums.first[r]);
+            sums.first[r] = (byte_sums){0};
+        }
+    }
+    for (int r = 0; bits == 8 && r < R; r++)
+        if (BY_BYTES) total[r] += 256 * v_fold_bytes(sums.first[r]) + v_fold_bytes(sums.second[r]);
+        else total[r] += v_fold_words(sums.words[r]);
 }
 
 /* sums[r][j] += those of group g, for all keys. */

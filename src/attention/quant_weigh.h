@@ -9,11 +9,12 @@ typedef struct weight_rows {
     float p[4][KVC__BLOCK];
 } weight_rows;
 
-/* p · s of a block and group as integers, of 16 bits for values of 8, of 8 for values of 4. */
+/* p · s of a block and group as integers, of 16 bits for values of 8, of 8 for values of 4. Of
+ * those in two bytes all high ones come first. */
 typedef struct weights {
     _Alignas(32) char integers[4][KVC__BLOCK * 2];
     float step[4]; /* of the integers */
-    float rest[4]; /* Σ_j p_j (b_j + c s_j) - step · c · Σ of the integers */
+    float rest[4]; /* Σ_j p_j (b_j + c s_j) - step · surplus · Σ of the integers */
 } weights;
 
 /* x, but 0 in lanes from n on. */
@@ -71,10 +72,18 @@ scale_group(weight_scaling *to, const kvc__block *v, int64_t g, const int bits) 
 }
 
 /* Integers of weights j and on, narrowed. */
-static inline __attribute__((always_inline)) void store_rounded(char *to, int64_t j, const vi x[4],
+static inline __attribute__((always_inline)) void store_rounded(char *to, int64_t j, vi x[4],
                                                                 const int bits) {
-    int16_t *words = (int16_t *)(void *)to + j;
-    if (bits == 8) {
+    if (bits == 8 && BY_BYTES) {
+        vi high[4];
+        for (int i = 0; i < 4; i++) {
+            high[i] = (x[i] + 128) >> 8;
+            x[i] -= 256 * high[i];
+        }
+        v_store_bytes((int8_t *)to + j, high);
+        v_store_bytes((int8_t *)to + KVC__BLOCK + j, x);
+    } else if (bits == 8) {
+        int16_t *words = (int16_t *)(void *)to + j;
         v_store_words(words, x[0], x[1]);
         v_store_words(words + ROUNDED / 2, x[2], x[3]);
     } else v_store_bytes((int8_t *)to + j, x);
@@ -119,16 +128,16 @@ static inline __attribute__((always_inline)) bool round_weights(weights *to,
         const float inverse = top > 0x1p-100f ? most_of(bits) / top : 0;
         const vi sum = round_row(to->integers[r], rows->p[r], &own, inverse, bits);
         to->step[r] = top / most_of(bits);
-        to->rest[r] = all - to->step[r] * (float)middle_of(bits) * sum_of(v_float(sum));
+        to->rest[r] = all - to->step[r] * (float)surplus_of(bits) * sum_of(v_float(sum));
     }
     return true;
 }
 
-/* The weights of row r from position j on, by lanes. */
+/* Four bytes of the weights of row r, by lanes. */
 static inline __attribute__((always_inline)) vi weights_at(const weights *w, const bool same, int r,
-                                                           int64_t j, const int bits) {
+                                                           int64_t byte) {
     const void *from[LANES];
-    for (int l = 0; l < LANES; l++) from[l] = w[l].integers[r] + j * bits / 4;
+    for (int l = 0; l < LANES; l++) from[l] = w[l].integers[r] + byte;
     return v_lanes(from, same);
 }
 
@@ -140,7 +149,7 @@ add_words(word_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lane
         v_zip_words(v_load_bytes(row, lanes), v_load_bytes(row + step_bytes, lanes), tile);
     const vi even = v_even_bytes(both), odd = v_odd_bytes(both);
     for (int r = 0; r < R; r++) {
-        const vi weight = weights_at(w, same, r, j, 8);
+        const vi weight = weights_at(w, same, r, 2 * j);
         sum[r][0] = v_dot_words(sum[r][0], even, weight);
         sum[r][1] = v_dot_words(sum[r][1], odd, weight);
     }
@@ -157,9 +166,28 @@ add_bytes(byte_sums sum[4][2], const char *row, int64_t step_bytes, int64_t lane
     const vi four = v_zip_words(v_zip_bytes(a, b, tile / 2), v_zip_bytes(c, d, tile / 2), tile % 2);
     const vi even = v_even_nibbles(four), odd = v_odd_nibbles(four);
     for (int r = 0; r < R; r++) {
-        const vi weight = weights_at(w, same, r, j, 4);
+        const vi weight = weights_at(w, same, r, j);
         sum[r][0] = v_keep_bytes(v_dot_bytes(sum[r][0], even, weight));
         sum[r][1] = v_keep_bytes(v_dot_bytes(sum[r][1], odd, weight));
+    }
+}
+
+/* The same of four positions of 8 bits, by bytes: a high sum and a low one for each. */
+static inline __attribute__((always_inline)) void
+add_both_bytes(byte_sums high[4][2], byte_sums low[4][2], const char *row, int64_t step_bytes,
+               int64_t lanes, const weights *w, const bool same, int64_t j, const int tile,
+               const int R) {
+    const char *more = row + 2 * step_bytes;
+    const vi a = v_load_bytes(row, lanes), b = v_load_bytes(row + step_bytes, lanes);
+    const vi c = v_load_bytes(more, lanes), d = v_load_bytes(more + step_bytes, lanes);
+    const vi ab = v_zip_bytes(a, b, tile), cd = v_zip_bytes(c, d, tile);
+    const vi x[2] = {signed_bytes(v_zip_words(ab, cd, 0)), signed_bytes(v_zip_words(ab, cd, 1))};
+    for (int r = 0; r < R; r++) {
+        const vi first = weights_at(w, same, r, j), second = weights_at(w, same, r, KVC__BLOCK + j);
+        for (int i = 0; i < 2; i++) {
+            high[r][i] = v_keep_bytes(v_dot_bytes(high[r][i], x[i], first));
+            low[r][i] = v_keep_bytes(v_dot_bytes(low[r][i], x[i], second));
+        }
     }
 }
 
@@ -168,30 +196,36 @@ static inline __attribute__((always_inline)) void
 sum_positions(vi total[4][2], const kvc__block *v, int64_t begin, int64_t end, int64_t at,
               int64_t lanes, const weights *w, const bool same, const int tile, const int R,
               const int bits) {
-    const int together = bits == 8 ? 2 : 4;
+    const int together = bits == 8 && !BY_BYTES ? 2 : 4;
     const int64_t step_bytes = v->step_bytes;
     const char *row = v->data + begin * step_bytes + at;
     word_sums words[4][2];
-    byte_sums bytes[4][2];
+    byte_sums bytes[4][2], low[4][2];
     for (int r = 0; r < R; r++)
         for (int i = 0; i < 2; i++) {
             words[r][i] = (word_sums){0};
-            bytes[r][i] = (byte_sums){0};
+            bytes[r][i] = low[r][i] = (byte_sums){0};
         }
     int64_t j = begin;
     for (; j + together <= end; j += together, row += together * step_bytes)
-        if (bits == 8) add_words(words, row, step_bytes, lanes, w, same, j, tile, R);
-        else add_bytes(bytes, row, step_bytes, lanes, w, same, j, tile, R);
+        if (bits == 4) add_bytes(bytes, row, step_bytes, lanes, w, same, j, tile, R);
+        else if (BY_BYTES) add_both_bytes(bytes, low, row, step_bytes, lanes, w, same, j, tile, R);
+        else add_words(words, row, step_bytes, lanes, w, same, j, tile, R);
     if (j < end) {
         last_rows last;
-        const int64_t row_bytes = sizeof last.bytes[0];
+        const char *rows = last.bytes[0];
+        const int64_t bytes_each = sizeof last.bytes[0];
         copy_last(&last, row, step_bytes, end - j, lanes * LANE_BYTES, together);
-        if (bits == 8) add_words(words, last.bytes[0], row_bytes, lanes, w, same, j, tile, R);
-        else add_bytes(bytes, last.bytes[0], row_bytes, lanes, w, same, j, tile, R);
+        if (bits == 4) add_bytes(bytes, rows, bytes_each, lanes, w, same, j, tile, R);
+        else if (BY_BYTES) add_both_bytes(bytes, low, rows, bytes_each, lanes, w, same, j, tile, R);
+        else add_words(words, rows, bytes_each, lanes, w, same, j, tile, R);
     }
     for (int r = 0; r < R; r++)
         for (int i = 0; i < 2; i++)
-            total[r][i] += bits == 8 ? v_fold_words(words[r][i]) : v_fold_bytes(bytes[r][i]);
+            if (bits == 4) total[r][i] += v_fold_bytes(bytes[r][i]);
+            else if (BY_BYTES)
+                total[r][i] += 256 * v_fold_bytes(bytes[r][i]) + v_fold_bytes(low[r][i]);
+            else total[r][i] += v_fold_words(words[r][i]);
 }
 
 /* sums[r] = sums[r] · factor[r] + those of 8 dims of each lane: those at d and every `dims` on. */
@@ -238,7 +272,7 @@ static void weigh_slowly(float *restrict sums, const weight_rows *rows, const fl
                          const int bits) {
     for (int r = 0; r < R; r++)
         for (int64_t i = d; i < end; i++) {
-            float *sum = sums + r * width + place_packed(i);
+            float *sum = sums + r * width + place_packed(i, bits);
             const int64_t g = i / v->group * KVC__BLOCK;
             *sum *= factor[r];
             for (int64_t j = 0; j < v->count; j++)

@@ -5,7 +5,7 @@
  * be. So a group gives a score
  *     s · Σ q (k - c) + (b + c s) · Σ q
  * of which the first sum is one of integers, if q is: a query is rounded to t times integers, t its
- * largest element of the group over 32767 for keys of 8 bits, over 127 for keys of 4; Σ q is of the
+ * largest element of the group over 32639 for keys of 8 bits, over 127 for keys of 4; Σ q is of the
  * query as it was. Weighted sums are the same with p s in place of q, positions in place of dims:
  *     Σ_j p_j s_j (v_j - c) + Σ_j p_j (b_j + c s_j)
  * where p s of a row and group is rounded for a block of positions at a time.
@@ -20,6 +20,10 @@
  * No sum of integers overflows: 16 bits of a query times 8, 128 elements of a group or 64
  * positions: below 2^30. Sums of bytes are of up to 16 products of 127 · 15 in 16 bits: 30480.
  *
+ * Where an instruction adds up products of bytes in 32 bits, what has 16 bits is multiplied as two
+ * signed bytes, 256 · high + low (hence 32639), with elements less 128: BY_BYTES is 1, and words
+ * are never multiplied.
+ *
  * Wants of the instruction set besides what tile.h and tile_channels.h want (lanes here are of
  * 16 bytes, LANES of them in a register):
  *     vf v_float(vi), vi v_round(vf)   conversions, to nearest
@@ -32,23 +36,25 @@
  *     vi v_even_bytes, v_odd_bytes     of 16 bits each, as words
  *     vi v_even_nibbles, v_odd_nibbles of 8 bits each, as bytes
  *     word_sums v_dot_words(sum, x, y) adds products of words, two for each of W sums
- *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, x unsigned, y signed, four for each
- *                                      of W sums; eight times at most
+ *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, y signed, x below 128, or signed if
+ *                                      BY_BYTES, four for each of W sums; eight times at most
+ *                                      unless BY_BYTES
  *     v_keep_words, v_keep_bytes       as v_keep, of sums
  *     vi v_fold_words, v_fold_bytes    the W sums
  *     v_store_words(to, a, b), v_store_bytes(to, x[4])  narrowed, 2 W and 4 W of them
  *     v_unzip(even, odd, a, b)         of 2 W floats in a row
+ *     v_unzip_bf16(even, odd, from)    of 2 W bf16, as f32
  *     v_add_lanes(to, step, lanes, factor, a, b)  to[l · step + i] = factor · what is there + lane
  *                                      l of a, then that of b
- * Of the words and bytes that a product takes x is not negative. Sums start as {0}. */
+ * Of the words that a product takes x is not negative. Sums start as {0}. */
 #ifndef KVC_ATTENTION_TILE_QUANT_H
 #define KVC_ATTENTION_TILE_QUANT_H
 
 enum { LANE_BYTES = 16 };
 
-/* The largest integers of queries and weights. */
+/* The largest integers of queries and weights: of one byte, or of two. */
 static inline float most_of(const int bits) {
-    return bits == 8 ? 32767 : 127;
+    return bits == 8 ? 256 * 127 + 127 : 127;
 }
 
 /* The middle of what an element can be. */
@@ -56,9 +62,20 @@ static inline int32_t middle_of(const int bits) {
     return bits == 8 ? 128 : 8;
 }
 
+/* What an integer that is multiplied exceeds k - c by. */
+static inline int32_t surplus_of(const int bits) {
+    return BY_BYTES && bits == 8 ? 0 : middle_of(bits);
+}
+
+/* Each of unsigned bytes less 128. */
+static inline vi signed_bytes(vi x) {
+    return x ^ -0x7f7f7f80;
+}
+
 /* Where sums and queries have element i of a unit: of eight, which are four words or bytes of two
  * each, the even ones come first. */
-static inline int64_t place_packed(int64_t i) {
+static inline int64_t place_packed(int64_t i, const int bits) {
+    if (BY_BYTES && bits == 8) return i;
     return i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
 }
 
@@ -87,10 +104,8 @@ static inline void copy_last(last_rows *to, const char *from, int64_t step_bytes
 /* Two vectors of a unit of scales or biases: those of even and those of odd places. */
 static inline __attribute__((always_inline)) void split_unit(vf *even, vf *odd, const char *unit,
                                                              kvc_dtype dtype) {
-    if (dtype == KVC_BF16) { /* as its loader has them */
-        *even = LOAD(v_load_bf16, unit, 0, UNIT);
-        *odd = LOAD(v_load_bf16, unit, 1, UNIT);
-    } else if (dtype == KVC_F16)
+    if (dtype == KVC_BF16) v_unzip_bf16(even, odd, unit);
+    else if (dtype == KVC_F16)
         v_unzip(even, odd, LOAD(v_load_f16, unit, 0, UNIT), LOAD(v_load_f16, unit, 1, UNIT));
     else v_unzip(even, odd, LOAD(v_load_f32, unit, 0, UNIT), LOAD(v_load_f32, unit, 1, UNIT));
 }
@@ -170,8 +185,10 @@ static void fill_packed(kvc__ops *ops) {
     ops->prepare[KVC__OPS_Q8] = prepare_q8;
     ops->prepare[KVC__OPS_Q4] = prepare_q4;
     ops->scaling = load_scaling;
-    for (int i = 0; i < UNIT; i++)
-        ops->place[KVC__OPS_Q8][i] = ops->place[KVC__OPS_Q4][i] = (uint8_t)place_packed(i);
+    for (int i = 0; i < UNIT; i++) {
+        ops->place[KVC__OPS_Q8][i] = (uint8_t)place_packed(i, 8);
+        ops->place[KVC__OPS_Q4][i] = (uint8_t)place_packed(i, 4);
+    }
 }
 
 #endif

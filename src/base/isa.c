@@ -38,8 +38,12 @@ static bool has_avx512bf16(void) {
     return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
 #elif defined(__aarch64__)
+static bool has_dot(void) {
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+}
+
 static bool has_bf16(void) {
-    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    return has_dot() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
 }
 #endif
 
@@ -56,6 +60,7 @@ static const struct isa {
     {"avx512bf16", KVC__ISA_AVX512_BF16, has_avx512bf16},
 #elif defined(__aarch64__)
     {"neon", KVC__ISA_NEON, is_everywhere},
+    {"neondot", KVC__ISA_NEON_DOT, has_dot},
     {"neonbf16", KVC__ISA_NEON_BF16, has_bf16},
 #endif
 };

@@ -11,6 +11,7 @@ typedef enum kvc__isa {
     KVC__ISA_AVX512,      /**< F, BW, DQ and VL */
     KVC__ISA_AVX512_BF16,
     KVC__ISA_NEON,
+    KVC__ISA_NEON_DOT, /**< products of bytes */
     KVC__ISA_NEON_BF16
 } kvc__isa;
 

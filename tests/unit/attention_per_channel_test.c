@@ -108,7 +108,7 @@ static void allow_rounding(test_problem *p, const form *f) {
     if (f->rotated) p->score_slack += 3e-6;
     if (!kvc__ops_best()->prepare[KVC__OPS_Q8]) return; /* no products of integers */
     if (!as_they_lie && !f->per_channel) return;        /* whose keys are then as those of 8 bits */
-    const double most = f->bits != 4 ? 32767 : 127, steps = (1 << f->bits) - 1;
+    const double most = f->bits != 4 ? 32639 : 127, steps = (1 << f->bits) - 1;
     const double scale = p->c.scale > 0 ? (double)p->c.scale : 1 / sqrt((double)p->c.key_dim);
     const double middle = f->bits != 4 ? 128 : 8;
     p->score_slack += scale * largest(&p->q.array, f->rotated) * sqrt((double)p->c.key_dim) / most *

@@ -114,11 +114,12 @@ static void quantized__every_width_group_and_dim_is_right(void **state) {
 static void quantized__every_number_of_rows_and_tail_is_right(void **state) {
     (void)state;
     static const int64_t lengths[] = {1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300};
+    static const int64_t rows[] = {1, 2, 3, 4, 5, 7, 8, 15, 16}; /* from 16 on panels */
     uint64_t seed = test_seed(52);
     for (int b = 0; b < 3; b++)
-        for (int64_t rows = 1; rows <= 9; rows++)
+        for (int r = 0; r < COUNT(rows); r++)
             for (int l = 0; l < COUNT(lengths); l++)
-                check(&(test_case){.q_heads = rows, .key_dim = 128, .length = lengths[l]},
+                check(&(test_case){.q_heads = rows[r], .key_dim = 128, .length = lengths[l]},
                       widths[b], 64, KVC_BF16, &seed);
 }
 
@@ -241,7 +242,7 @@ static void quantized__queries_of_whole_steps_score_exactly(void **state) {
     uint64_t seed = test_seed(56);
     for (int i = 0; i < 200; i++) {
         const int bits = widths[i % 2], group = groups[i % COUNT(groups)];
-        const int64_t most = bits == 8 ? 32767 : 127, rows = 1 + test_below(&seed, 7);
+        const int64_t most = bits == 8 ? 32639 : 127, rows = 1 + test_below(&seed, 7);
         test_problem p = test_problem_new(&(test_case){.q_heads = rows,
                                                        .key_dim = group * (1 + i % 4),
                                                        .value_dim = group,

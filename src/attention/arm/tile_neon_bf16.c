@@ -1,5 +1,5 @@
 /* NEON with products of bf16 matrices (Arm's FEAT_BF16): the scores of bf16 keys. All else is as in
- * tile_neon.c. This file is compiled for it, and run where it is.
+ * tile_neon_dot.c. This file is compiled for it, and run where it is.
  *
  * BFMMLA multiplies two rows of four bf16 with two more, all four pairs. Here the first two are one
  * query in two parts, hi + lo = q, the others two keys: half the operations on vectors that FMA
@@ -120,7 +120,7 @@ static void score_4(const kvc__tile *t, const kvc__block *k, float *s) {
 
 void kvc__ops_neon_bf16(kvc__ops *ops) {
     const kvc__score_fn scores[KVC__TILES] = {score_1, score_2, score_4};
-    kvc__ops_neon(ops);
+    kvc__ops_neon_dot(ops);
     memcpy(ops->score[KVC__OPS_SLOT(KVC_BF16)], scores, sizeof scores);
     ops->prepare[KVC__OPS_SLOT(KVC_BF16)] = split;
 }

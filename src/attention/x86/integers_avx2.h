@@ -3,6 +3,8 @@
 #ifndef KVC_ATTENTION_X86_INTEGERS_AVX2_H
 #define KVC_ATTENTION_X86_INTEGERS_AVX2_H
 
+enum { BY_BYTES = 0 }; /* bytes are added up in 16 bits */
+
 static inline vf v_float(vi x) {
     return _mm256_cvtepi32_ps((__m256i)x);
 }
@@ -105,6 +107,10 @@ static inline void v_unzip(vf *even, vf *odd, vf a, vf b) {
     const __m256d odds = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
     *even = _mm256_castpd_ps(_mm256_permute4x64_pd(evens, 0xd8));
     *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(odds, 0xd8));
+}
+static inline void v_unzip_bf16(vf *even, vf *odd, const void *from) {
+    *even = v_load_bf16(from, 0);
+    *odd = v_load_bf16(from, 1);
 }
 
 static inline void v_add_lanes(float *to, int64_t step, int64_t lanes, vf factor, vf a, vf b) {
