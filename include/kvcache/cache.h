@@ -312,10 +312,12 @@ KVC_API KVC_MUST_USE kvc_status kvc_cache_restore(kvc_cache *cache, int64_t laye
                                                   const kvc_cache_held *held);
 
 /** As kvc_cache_restore, over rows in a file, of which nothing is read until it is touched, and
- * which all who map it share. O(batch · kv_heads) system calls. What is written to the cache goes
- * to private copies of pages: growth is in place as ever, and the file stays as it is. Mapped pages
- * are not counted as resident, written ones among them neither. What RESERVE has ready ahead of the
- * rows comes with the first append.
+ * which all who map it share. A mapping a plane. What is written to the cache goes to private
+ * copies of pages, and the file stays as it is. Mapped pages are not counted as resident, written
+ * ones among them neither. Until there are more positions than the file has rows the layer's
+ * capacity is that of the file; the first append beyond takes RESERVE's address space and moves the
+ * pages there, O(batch · kv_heads) system calls, without a copy of what they hold but where heads
+ * share a page (Linux before 5.13 copies all). Then growth is in place as ever.
  * @param file  borrowed for the call. Replacing it is no harm; cutting it short raises SIGBUS in
  *              whoever touches what was cut off
  * @errors as kvc_cache_restore; KVC_E_UNSUPPORTED growth other than RESERVE, a device that cannot

@@ -68,6 +68,10 @@ struct kvc_device {
     /** Puts whole pages of a file in the place of those of a reserved range: read when touched, and
      * copied when written, so that the file stays as it is. NULL where the device cannot. */
     kvc_status (*map)(void *context, void *memory, size_t bytes, int fd, uint64_t offset);
+    /** Moves whole pages of a mapped file, written ones with what is written, into the place of
+     * those of another reserved range. Where they were the file is mapped as before. NULL where the
+     * device cannot; KVC_E_UNSUPPORTED where the system cannot. */
+    kvc_status (*move)(void *context, void *to, void *from, size_t bytes);
 };
 
 KVC_BEGIN_DECLS

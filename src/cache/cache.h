@@ -1,8 +1,8 @@
 /** @file
  * The cache's insides: cache.c (life, figures), check.c (invariants); where positions lie: linear.c
  * (growth), ring.c (windows), pages.c (blocks); what happens to them: append.c, write.c, channels.c
- * (keys per channel), sequence.c (trim, fork, …), copy.c (between caches), restore.c (from
- * elsewhere), lend.c and view.c. */
+ * (keys per channel), sequence.c (trim, fork, …), copy.c (between caches), restore.c and
+ * spread.c (from elsewhere), lend.c and view.c. */
 #ifndef KVC_CACHE_CACHE_H
 #define KVC_CACHE_CACHE_H
 
@@ -36,6 +36,7 @@ typedef struct kvc__layer {
     int64_t chunk; /* of the capacity: desc.chunk (EXACT: 1), in whole groups where those count */
     int64_t prepared; /* positions lent behind length by kvc_cache_prepare */
     bool mapped;      /* RESERVE: over a file, by kvc_cache_restore_mapped */
+    int64_t later;    /* mapped, as long as ranges lie as in the file: the capacity to come; or 0 */
     kvc__ring *rings; /* [batch], of a window; else NULL */
     int64_t *tails;   /* [batch], of keys per channel: the first position that KVC__TAIL holds; else
                          NULL */
@@ -102,6 +103,10 @@ kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t positi
 /** Describes rows [first, first + count) of every range, without a reference. */
 kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, const kvc__plane *plane,
                            int64_t first, int64_t count);
+
+/** Has the ranges of a mapped layer lie as far apart as its capacity to come (spread.c).
+ * @errors KVC_E_LIMIT, KVC_E_NOMEM. The layer is unchanged. */
+kvc_status kvc__layer_spread(kvc_cache *cache, kvc__layer *layer);
 
 /** RESERVE: takes the address space of a layer.
  * @errors KVC_E_RANGE, KVC_E_UNSUPPORTED, KVC_E_NOMEM. What was taken belongs to the layer. */

@@ -162,7 +162,13 @@ static kvc_status grow_by_copy(kvc_cache *cache, kvc__layer *layer, int64_t kept
 kvc_status kvc__linear_grow(kvc_cache *cache, kvc__layer *layer, int64_t used, int64_t rows) {
     const kvc_growth growth = cache->desc.growth;
     int64_t capacity;
-    if (growth == KVC_GROW_RESERVE) return grow_in_place(cache, layer, rows);
+    if (growth == KVC_GROW_RESERVE) {
+        if (layer->later > 0) {
+            if (rows <= layer->capacity) return KVC_OK;
+            KVC_TRY(kvc__layer_spread(cache, layer));
+        }
+        return grow_in_place(cache, layer, rows);
+    }
     if (growth == KVC_GROW_CHUNK && rows <= layer->capacity) return KVC_OK;
     KVC_TRY(whole_chunks(&capacity, rows, layer->chunk));
     if (capacity == layer->capacity) return KVC_OK;

@@ -176,27 +176,18 @@ static kvc_status check_file(const kvc_cache *cache, const kvc__layer *layer,
     return KVC_OK;
 }
 
-/* Takes address space for a plane and has the file lie in it, range by range. */
-static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int64_t capacity, int fd,
-                            int64_t rows, uint64_t offset) {
-    const size_t page = kvc_pool_device(cache->pool)->page_bytes;
-    const size_t live_bytes = (size_t)kvc__rows_of(&plane->row, rows) * plane->row.bytes;
-    const size_t range_bytes = (size_t)kvc__rows_of(&plane->row, capacity) * plane->row.bytes;
+/* Takes address space for the rows of a plane and has the file lie in it. */
+static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int fd, int64_t rows,
+                            uint64_t offset) {
     size_t bytes;
     plane->buffer = NULL;
     plane->units_done = 0;
-    plane->shift_bytes = (size_t)(offset % page);
-    KVC_TRY(kvc__plane_bytes(&bytes, plane, capacity));
+    plane->shift_bytes = (size_t)(offset % kvc_pool_device(cache->pool)->page_bytes);
+    KVC_TRY(kvc__plane_bytes(&bytes, plane, rows));
     if (!kvc__add(&bytes, bytes, plane->shift_bytes))
         return kvc__fail(KVC_E_RANGE, "a plane of %zu bytes and a page overflow", bytes);
     KVC_TRY(kvc_buffer_reserve(&plane->buffer, cache->pool, bytes));
-    for (size_t r = 0; r < plane->ranges; r++) {
-        const size_t at = plane->shift_bytes + r * range_bytes;
-        const size_t past = at % page;
-        KVC_TRY(kvc_buffer_map(plane->buffer, at - past, past + live_bytes, fd,
-                               offset + r * live_bytes - past));
-    }
-    return KVC_OK;
+    return kvc_buffer_map(plane->buffer, 0, bytes, fd, offset - plane->shift_bytes);
 }
 
 kvc_status kvc_cache_restore_mapped(kvc_cache *cache, int64_t index, const kvc_cache_held *held,
@@ -208,14 +199,14 @@ kvc_status kvc_cache_restore_mapped(kvc_cache *cache, int64_t index, const kvc_c
     KVC_TRY(find_capacity(&capacity, cache, layer, file->rows));
     const kvc__layer before = *layer;
     kvc_status status = KVC_OK;
-    layer->capacity = capacity;
+    layer->later = capacity;
+    layer->capacity = file->rows;
     layer->mapped = true;
     for (int p = 0; p < layer->planes_used; p++) layer->planes[p].buffer = NULL;
     for (int p = 0; status == KVC_OK && p < layer->planes_used; p++)
-        status =
-            map_plane(&layer->planes[p], cache, capacity, file->fd, file->rows, file->offsets[p]);
-    /* What a RESERVE cache has ready ahead of its rows comes with the next append: that costs more
-     * than all of the rest here, and who only attends has no use for it. */
+        status = map_plane(&layer->planes[p], cache, file->fd, file->rows, file->offsets[p]);
+    /* Room for more, and what a RESERVE cache has ready ahead of its rows, come with the next
+     * append: they cost more than all of the rest, and who only attends has no use for them. */
     const kvc__layer *spare = status == KVC_OK ? &before : layer;
     for (int p = 0; p < layer->planes_used; p++) kvc_buffer_release(spare->planes[p].buffer);
     if (status != KVC_OK) {

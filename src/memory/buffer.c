@@ -240,6 +240,23 @@ kvc_status kvc_buffer_map(kvc_buffer *b, size_t offset, size_t bytes, int fd,
     return commit_edges(b, offset, offset + whole);
 }
 
+kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, size_t from_offset,
+                            size_t bytes) {
+    const kvc_device *device = to->pool->device;
+    if (!device->move)
+        return kvc__fail(KVC_E_UNSUPPORTED, "device '%s' cannot move pages", device->name);
+    const uint64_t start_ns = kvc__now_ns();
+    const kvc_status status = device->move(device->context, (char *)to->data + to_offset,
+                                           (char *)from->data + from_offset, bytes);
+    kvc__pool_count_driver(to->pool, kvc__now_ns() - start_ns, false);
+    if (kvc__span_begin()) kvc__span_end(start_ns, KVC_SPAN_COMMIT, "move", bytes);
+    if (status != KVC_OK)
+        return kvc__fail(status, "device '%s': cannot move %zu bytes of a file", device->name,
+                         bytes);
+    to->mapped = true;
+    return commit_edges(to, to_offset, to_offset + bytes);
+}
+
 bool kvc__buffer_is_committed(const kvc_buffer *b, size_t offset, size_t bytes) {
     const size_t unit_bytes = b->pool->commit_unit_bytes;
     for (size_t unit = offset / unit_bytes; unit * unit_bytes < offset + bytes; unit++)

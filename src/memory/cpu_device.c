@@ -69,6 +69,11 @@ static kvc_status cpu_map(void *context, void *memory, size_t bytes, int fd, uin
     return kvc__vm_map_file(memory, bytes, fd, offset);
 }
 
+static kvc_status cpu_move(void *context, void *to, void *from, size_t bytes) {
+    (void)context;
+    return kvc__vm_move_file(to, from, bytes);
+}
+
 static void cpu_release(void *context, void *memory, size_t bytes) {
     (void)context;
     kvc__vm_unmap(memory, bytes);
@@ -88,6 +93,7 @@ static kvc_device cpu = {
     .release = cpu_release,
     .decommit = cpu_decommit,
     .map = cpu_map,
+    .move = cpu_move,
 };
 
 static void ask_system(void) {

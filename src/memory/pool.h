@@ -60,6 +60,12 @@ void kvc__pool_uncharge(kvc_pool *pool, size_t bytes);
 /** Tells whether [offset, offset + bytes) of a reserved buffer is resident. */
 bool kvc__buffer_is_committed(const kvc_buffer *buffer, size_t offset, size_t bytes);
 
+/** Moves whole pages of a file from one reserved buffer to another (kvc_device.move), into commit
+ * units of which both ends are committed.
+ * @errors KVC_E_UNSUPPORTED, KVC_E_NOMEM. Nothing changed */
+kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, size_t from_offset,
+                            size_t bytes);
+
 /** A call on the device that takes memory, or space for it: allocate, reserve or commit. */
 typedef struct kvc__driver_call {
     kvc_status (*run)(const kvc_device *device, void **memory, size_t bytes);

