@@ -15,4 +15,18 @@ kvc_status kvc__store_calloc(void **out, size_t count, size_t bytes, const char 
 /** Frees it, with the same count and bytes. NULL is allowed. */
 void kvc__store_free(void *memory, size_t count, size_t bytes);
 
+/** Bytes that begin with a line of the cache, what is in them undefined. Linux fills memory of less
+ * than 32 bytes' alignment several times as slowly (AMD Zen 3: 2 GB/s where it is 12). */
+typedef struct kvc__piece {
+    char *data; /**< NULL: none */
+    void *memory;
+    size_t bytes;
+} kvc__piece;
+
+/** Allocates one. @errors KVC_E_RANGE, KVC_E_NOMEM: data is NULL then */
+kvc_status kvc__piece_init(kvc__piece *out, size_t bytes);
+
+/** Frees it; a zeroed one is allowed. */
+void kvc__piece_deinit(kvc__piece *piece);
+
 #endif

@@ -45,9 +45,13 @@ static void step(const kvc__rows *rows, int64_t *at) {
     }
 }
 
+bool kvc__rows_gather_at_all(const kvc__rows *rows) {
+    return rows->run_bytes < KVC__DIRECT_BYTES && rows->runs_left > 1;
+}
+
 bool kvc__rows_next(kvc__rows *rows, char **piece, size_t *bytes) {
     if (rows->runs_left == 0) return false;
-    if (rows->run_bytes >= KVC__DIRECT_BYTES || rows->runs_left == 1) {
+    if (!kvc__rows_gather_at_all(rows)) {
         const size_t left = rows->run_bytes - rows->done_bytes;
         rows->gathered = 0;
         *piece = run_at(rows, rows->at) + rows->done_bytes;

@@ -24,13 +24,18 @@ typedef struct kvc__rows {
     size_t run_bytes;            /**< of each run, at least an element */
     size_t runs_left;            /**< from the next on */
     size_t done_bytes;           /**< of the next run, which is cut into pieces */
-    char *buffer;                /**< [KVC__PIECE_BYTES] */
+    char *buffer;                /**< where runs are gathered */
     size_t gathered;             /**< runs in the buffer's piece; 0 where it lies in the array */
     int64_t first[KVC_MAX_DIMS]; /**< the position of the first of those */
 } kvc__rows;
 
-/** Begins at the first element. @param buffer [KVC__PIECE_BYTES] */
+/** Begins at the first element.
+ * @param buffer  [KVC__PIECE_BYTES] or all of the array's; where nothing is gathered it may be NULL
+ */
 void kvc__rows_init(kvc__rows *rows, const kvc_array *array, char *buffer);
+
+/** Tells whether runs are gathered, where none was taken yet. */
+bool kvc__rows_gather_at_all(const kvc__rows *rows);
 
 /** Finds the next piece: memory of the array, or room in the buffer. False at the end. */
 bool kvc__rows_next(kvc__rows *rows, char **piece, size_t *bytes);

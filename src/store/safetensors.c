@@ -160,6 +160,11 @@ static kvc_status compare(const kvc_safetensors *s, const kvc_safetensors_tensor
                      kvc__shown(shown, tensor->name), found, tensor->checksum);
 }
 
+/* Bytes of the next piece. */
+static size_t most_of(size_t left) {
+    return left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
+}
+
 /* Reads all pieces of an array, and adds them to a checksum where there is one. */
 static kvc_status read_rows(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
                             kvc__rows *rows, kvc__digest *digest) {
@@ -189,7 +194,7 @@ static kvc_status check_fits(const kvc_safetensors_tensor *tensor, const kvc_arr
 kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
                                 const kvc_array *into) {
     size_t bytes;
-    void *buffer;
+    kvc__piece buffer = {0};
     kvc__rows rows;
     kvc__digest digest;
     KVC_TRY(kvc__rows_check(&bytes, into, "into"));
@@ -197,10 +202,12 @@ kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_
     kvc_status status = KVC_OK;
     kvc__digest_init(&digest);
     if (bytes) {
-        KVC_TRY(kvc__store_calloc(&buffer, KVC__PIECE_BYTES, 1, "a buffer"));
-        kvc__rows_init(&rows, into, buffer);
-        status = read_rows(s, tensor, &rows, s->header.has_checksums ? &digest : NULL);
-        kvc__store_free(buffer, KVC__PIECE_BYTES, 1);
+        kvc__rows_init(&rows, into, NULL);
+        if (kvc__rows_gather_at_all(&rows)) status = kvc__piece_init(&buffer, most_of(bytes));
+        rows.buffer = buffer.data;
+        if (status == KVC_OK)
+            status = read_rows(s, tensor, &rows, s->header.has_checksums ? &digest : NULL);
+        kvc__piece_deinit(&buffer);
     }
     if (status == KVC_OK && s->header.has_checksums) status = compare(s, tensor, &digest);
     return status;
@@ -208,20 +215,20 @@ kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_
 
 kvc_status kvc__safetensors_stream(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
                                    kvc__piece_fn take, void *context) {
-    void *buffer;
+    kvc__piece buffer;
     kvc__digest digest;
     kvc_status status = KVC_OK;
-    KVC_TRY(kvc__store_calloc(&buffer, KVC__PIECE_BYTES, 1, "a buffer"));
+    KVC_TRY(kvc__piece_init(&buffer, most_of(tensor->bytes)));
     kvc__digest_init(&digest);
     for (size_t done = 0; status == KVC_OK && done < tensor->bytes;) {
-        const size_t left = tensor->bytes - done;
-        const size_t bytes = left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
-        status = kvc__file_read(&s->file, buffer, bytes, tensor->offset + done);
-        if (status == KVC_OK && s->header.has_checksums) kvc__digest_add(&digest, buffer, bytes);
-        if (status == KVC_OK && take) take(context, buffer, done, bytes);
+        const size_t bytes = most_of(tensor->bytes - done);
+        status = kvc__file_read(&s->file, buffer.data, bytes, tensor->offset + done);
+        if (status == KVC_OK && s->header.has_checksums)
+            kvc__digest_add(&digest, buffer.data, bytes);
+        if (status == KVC_OK && take) take(context, buffer.data, done, bytes);
         done += bytes;
     }
-    kvc__store_free(buffer, KVC__PIECE_BYTES, 1);
+    kvc__piece_deinit(&buffer);
     return status == KVC_OK && s->header.has_checksums ? compare(s, tensor, &digest) : status;
 }
 

@@ -33,7 +33,7 @@ typedef struct save {
     size_t header_bytes;  /* a multiple of ALIGNMENT_BYTES */
     size_t header_digits; /* where in it the digits of its checksum lie, */
     size_t tensor_digits; /* and those of the first tensor */
-    char *buffer;         /* [KVC__PIECE_BYTES] */
+    kvc__piece buffer;    /* [KVC__PIECE_BYTES] */
     kvc__replacement target;
 } save;
 
@@ -165,7 +165,7 @@ static kvc_status write_array(const save *s, const kvc__entry *e, uint64_t at,
     kvc__rows rows;
     char *piece;
     size_t bytes;
-    kvc__rows_init(&rows, &e->array, s->buffer);
+    kvc__rows_init(&rows, &e->array, s->buffer.data);
     while (kvc__rows_next(&rows, &piece, &bytes)) {
         kvc__rows_gather(&rows);
         KVC_TRY(put(s, piece, bytes, at, digest));
@@ -179,8 +179,8 @@ static kvc_status write_filled(const save *s, const kvc__entry *e, uint64_t at,
     for (size_t done = 0; done < e->bytes;) {
         const size_t left = e->bytes - done;
         const size_t bytes = left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
-        KVC_TRY(e->fill(e->context, s->buffer, done, bytes));
-        KVC_TRY(put(s, s->buffer, bytes, at + done, digest));
+        KVC_TRY(e->fill(e->context, s->buffer.data, done, bytes));
+        KVC_TRY(put(s, s->buffer.data, bytes, at + done, digest));
         done += bytes;
     }
     return KVC_OK;
@@ -223,7 +223,7 @@ static kvc_status write_header(save *s) {
 static kvc_status write_all(save *s, const char *path) {
     KVC_TRY(place(s));
     KVC_TRY(make_header(s));
-    KVC_TRY(kvc__store_calloc((void **)&s->buffer, KVC__PIECE_BYTES, 1, "a buffer"));
+    KVC_TRY(kvc__piece_init(&s->buffer, KVC__PIECE_BYTES));
     KVC_TRY(kvc__replacement_init(&s->target, path));
     KVC_TRY(write_data(s));
     KVC_TRY(write_header(s));
@@ -237,6 +237,6 @@ kvc_status kvc_safetensors_writer_save(kvc_safetensors_writer *writer, const cha
     kvc__replacement_deinit(&s.target);
     kvc__store_free(s.tensors, writer->count, sizeof *s.tensors);
     kvc__store_free(s.header, s.header_bytes, 1);
-    kvc__store_free(s.buffer, KVC__PIECE_BYTES, 1);
+    kvc__piece_deinit(&s.buffer);
     return status;
 }
