@@ -1,7 +1,7 @@
 /* A mapped layer lies in memory as in its file, range after range, in one mapping a plane. Before
  * it gets more rows than the file has its ranges are moved apart, page by page: what was written
- * stays written, what was not touched stays untouched. Pages that two ranges share are copied for
- * each. Where the system cannot move pages all rows are copied. */
+ * stays written, what was not touched stays untouched. Where the system cannot move pages all rows
+ * are copied. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -9,11 +9,15 @@
 #include "cache/cache.h"
 #include "memory/pool.h"
 
-/* One range, where it is and where it is to be; both begin at the same place of a page. */
+/* One range, where it is and where it is to be; both begin at the same place of a page. A page in
+ * which ranges touch goes with the one behind, and its bytes of the one before are copied: they
+ * land where rows are to come. */
 typedef struct range {
     kvc_buffer *from, *to;
-    size_t from_offset, to_offset, bytes;
-    size_t head, whole; /* bytes before the first whole page, and of whole pages */
+    size_t from_offset, to_offset; /* of the page in which it begins */
+    size_t begin, end;             /* of its rows, from there on */
+    size_t room;                   /* the end of those to come */
+    size_t pages;                  /* bytes that move */
 } range;
 
 typedef struct spread {
@@ -32,48 +36,46 @@ static range range_at(const spread *s, size_t index) {
     const size_t page = kvc_pool_device(s->cache->pool)->page_bytes;
     const size_t now = (size_t)kvc__rows_of(&plane->row, s->layer->capacity) * plane->row.bytes;
     const size_t later = (size_t)kvc__rows_of(&plane->row, s->layer->later) * plane->row.bytes;
-    range x = {.from = plane->buffer,
-               .to = s->buffers[p],
-               .from_offset = plane->shift_bytes + r * now,
-               .to_offset = plane->shift_bytes + r * later,
-               .bytes = now};
-    x.head = (page - x.from_offset % page) % page;
-    if (x.head > x.bytes) x.head = x.bytes;
-    x.whole = (x.bytes - x.head) / page * page;
-    return x;
+    const size_t begin = (plane->shift_bytes + r * now) % page;
+    return (range){.from = plane->buffer,
+                   .to = s->buffers[p],
+                   .from_offset = plane->shift_bytes + r * now - begin,
+                   .to_offset = plane->shift_bytes + r * later - begin,
+                   .begin = begin,
+                   .end = begin + now,
+                   .room = begin + later,
+                   .pages = (begin + now) / page * page};
 }
 
-/* Copies bytes of a range to where they are to be. */
-static kvc_status copy_part(const range *x, size_t begin, size_t bytes) {
-    if (bytes == 0) return KVC_OK;
-    KVC_TRY(kvc_buffer_commit(x->to, x->to_offset + begin, bytes));
-    memcpy((char *)kvc_buffer_data(x->to) + x->to_offset + begin,
-           (const char *)kvc_buffer_data(x->from) + x->from_offset + begin, bytes);
+/* Copies what of a range lies from a place on, with room behind it that growth wants next. */
+static kvc_status copy_from(const range *x, size_t first) {
+    const size_t unit_bytes = kvc_buffer_commit_unit_bytes(x->to->pool);
+    const size_t room = x->room - x->end < unit_bytes ? x->room : x->end + unit_bytes;
+    if (first < x->begin) first = x->begin;
+    KVC_TRY(kvc_buffer_commit(x->to, x->to_offset + first, room - first));
+    memcpy((char *)kvc_buffer_data(x->to) + x->to_offset + first,
+           (const char *)kvc_buffer_data(x->from) + x->from_offset + first, x->end - first);
     return KVC_OK;
 }
 
-/* All that can fail for want of memory, before anything moves: the pages that are copied, and the
- * commit units at both ends. */
-static kvc_status copy_edges(const range *x) {
-    const size_t behind = x->head + x->whole;
-    KVC_TRY(copy_part(x, 0, x->head));
-    KVC_TRY(copy_part(x, behind, x->bytes - behind));
-    if (x->whole == 0) return KVC_OK;
-    KVC_TRY(kvc_buffer_commit(x->to, x->to_offset + x->head, 1));
-    return kvc_buffer_commit(x->to, x->to_offset + behind - 1, 1);
+static kvc_status copy_rest(const range *x) {
+    return copy_from(x, x->pages);
+}
+
+static kvc_status copy_all(const range *x) {
+    return copy_from(x, 0);
 }
 
 static kvc_status move_pages(const range *x) {
-    if (x->whole == 0) return KVC_OK;
-    return kvc__buffer_move(x->to, x->to_offset + x->head, x->from, x->from_offset + x->head,
-                            x->whole);
+    if (x->pages == 0) return KVC_OK;
+    return kvc__buffer_move(x->to, x->to_offset, x->from, x->from_offset, x->pages);
 }
 
 /* Moves pages back, whose place was kept. */
 static void move_back(const range *x) {
-    if (x->whole == 0) return;
-    const kvc_status status = kvc__buffer_move(x->from, x->from_offset + x->head, x->to,
-                                               x->to_offset + x->head, x->whole);
+    if (x->pages == 0) return;
+    const kvc_status status =
+        kvc__buffer_move(x->from, x->from_offset, x->to, x->to_offset, x->pages);
     KVC_ASSERT(status == KVC_OK); /* it takes no more mappings than there were */
     (void)status;
 }
@@ -101,10 +103,6 @@ static kvc_status for_ranges(const spread *s, kvc_status (*each)(const range *))
     return KVC_OK;
 }
 
-static kvc_status copy_all(const range *x) {
-    return copy_part(x, 0, x->bytes);
-}
-
 static kvc_status take_room(spread *s) {
     for (int p = 0; p < s->layer->planes_used; p++) {
         const kvc__plane *plane = &s->layer->planes[p];
@@ -118,7 +116,7 @@ static kvc_status take_room(spread *s) {
 kvc_status kvc__layer_spread(kvc_cache *cache, kvc__layer *layer) {
     spread s = {.cache = cache, .layer = layer};
     kvc_status status = take_room(&s);
-    if (status == KVC_OK) status = for_ranges(&s, copy_edges);
+    if (status == KVC_OK) status = for_ranges(&s, copy_rest);
     if (status == KVC_OK) status = move_ranges(&s);
     if (status == KVC_E_UNSUPPORTED) status = for_ranges(&s, copy_all);
     for (int p = 0; p < layer->planes_used; p++) {

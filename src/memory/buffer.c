@@ -245,6 +245,7 @@ kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, 
     const kvc_device *device = to->pool->device;
     if (!device->move)
         return kvc__fail(KVC_E_UNSUPPORTED, "device '%s' cannot move pages", device->name);
+    KVC_TRY(commit_edges(to, to_offset, to_offset + bytes));
     const uint64_t start_ns = kvc__now_ns();
     const kvc_status status = device->move(device->context, (char *)to->data + to_offset,
                                            (char *)from->data + from_offset, bytes);
@@ -254,7 +255,7 @@ kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, 
         return kvc__fail(status, "device '%s': cannot move %zu bytes of a file", device->name,
                          bytes);
     to->mapped = true;
-    return commit_edges(to, to_offset, to_offset + bytes);
+    return KVC_OK;
 }
 
 bool kvc__buffer_is_committed(const kvc_buffer *b, size_t offset, size_t bytes) {

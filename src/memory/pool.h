@@ -60,9 +60,8 @@ void kvc__pool_uncharge(kvc_pool *pool, size_t bytes);
 /** Tells whether [offset, offset + bytes) of a reserved buffer is resident. */
 bool kvc__buffer_is_committed(const kvc_buffer *buffer, size_t offset, size_t bytes);
 
-/** Moves whole pages of a file from one reserved buffer to another (kvc_device.move), into commit
- * units of which both ends are committed.
- * @errors KVC_E_UNSUPPORTED, KVC_E_NOMEM. Nothing changed */
+/** Moves whole pages of a file from one reserved buffer to another (kvc_device.move).
+ * @errors KVC_E_UNSUPPORTED; KVC_E_LIMIT, KVC_E_NOMEM. Nothing moved */
 kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, size_t from_offset,
                             size_t bytes);
 
