@@ -16,7 +16,7 @@ typedef struct range {
     kvc_buffer *from, *to;
     size_t from_offset, to_offset; /* of the page in which it begins */
     size_t begin, end;             /* of its rows, from there on */
-    size_t room;                   /* the end of those to come */
+    size_t room;                   /* of those that growth wants next */
     size_t pages;                  /* bytes that move */
 } range;
 
@@ -37,22 +37,21 @@ static range range_at(const spread *s, size_t index) {
     const size_t now = (size_t)kvc__rows_of(&plane->row, s->layer->capacity) * plane->row.bytes;
     const size_t later = (size_t)kvc__rows_of(&plane->row, s->layer->later) * plane->row.bytes;
     const size_t begin = (plane->shift_bytes + r * now) % page;
+    const size_t unit_bytes = kvc_buffer_commit_unit_bytes(s->cache->pool);
     return (range){.from = plane->buffer,
                    .to = s->buffers[p],
                    .from_offset = plane->shift_bytes + r * now - begin,
                    .to_offset = plane->shift_bytes + r * later - begin,
                    .begin = begin,
                    .end = begin + now,
-                   .room = begin + later,
+                   .room = later - now < unit_bytes ? begin + later : begin + now + unit_bytes,
                    .pages = (begin + now) / page * page};
 }
 
-/* Copies what of a range lies from a place on, with room behind it that growth wants next. */
+/* Copies what of a range lies from a place on. */
 static kvc_status copy_from(const range *x, size_t first) {
-    const size_t unit_bytes = kvc_buffer_commit_unit_bytes(x->to->pool);
-    const size_t room = x->room - x->end < unit_bytes ? x->room : x->end + unit_bytes;
     if (first < x->begin) first = x->begin;
-    KVC_TRY(kvc_buffer_commit(x->to, x->to_offset + first, room - first));
+    KVC_TRY(kvc_buffer_commit(x->to, x->to_offset + first, x->room - first));
     memcpy((char *)kvc_buffer_data(x->to) + x->to_offset + first,
            (const char *)kvc_buffer_data(x->from) + x->from_offset + first, x->end - first);
     return KVC_OK;
