@@ -41,6 +41,7 @@ static kvc_status parse(json_t **out, const source *s) {
     feed f = {.text = s->text, .left = s->bytes};
     if (s->bytes == 0 || s->text[0] != '{')
         return kvc__fail(KVC_E_CORRUPT, "%s: header: begins with no '{'", s->name);
+    while (f.text[f.left - 1] == ' ') f.left--; /* what aligns the data */
     errno = 0;
     *out = json_load_callback(feed_byte, &f, JSON_REJECT_DUPLICATES, &error);
     if (f.starved || errno == ENOMEM) /* *out is freed with the header */

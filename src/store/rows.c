@@ -18,69 +18,64 @@ kvc_status kvc__rows_check(size_t *bytes, const kvc_array *array, const char *wh
     return KVC_OK;
 }
 
-void kvc__rows_init(kvc__rows *rows, const kvc_array *array, char *buffer) {
-    *rows = (kvc__rows){.array = array,
-                        .outer = array->ndim,
-                        .run_bytes = kvc_dtype_size_bytes(array->dtype),
-                        .runs_left = 1};
-    int64_t elements = 1;
-    rows->buffer = buffer;
+void kvc__rows_init(kvc__rows *rows, const kvc_array *array) {
+    int64_t elements = 1, runs = 1;
+    *rows = (kvc__rows){.array = array, .outer = array->ndim};
     while (rows->outer > 0 &&
            (array->shape[rows->outer - 1] == 1 || array->strides[rows->outer - 1] == elements))
         elements *= array->shape[--rows->outer];
-    rows->run_bytes *= (size_t)elements;
-    for (int i = 0; i < rows->outer; i++) rows->runs_left *= (size_t)array->shape[i];
+    for (int i = 0; i < rows->outer; i++) runs *= array->shape[i];
+    rows->run_bytes = (size_t)elements * kvc_dtype_size_bytes(array->dtype);
+    rows->left = (size_t)runs * rows->run_bytes;
+    rows->gathers = rows->run_bytes < KVC__DIRECT_BYTES && runs > 1;
 }
 
-static char *run_at(const kvc__rows *rows, const int64_t *at) {
+static char *find(const kvc__rows *rows, const kvc__rows_place *place) {
     int64_t element = 0;
-    for (int i = 0; i < rows->outer; i++) element += at[i] * rows->array->strides[i];
-    return (char *)rows->array->data + element * (int64_t)kvc_dtype_size_bytes(rows->array->dtype);
+    for (int i = 0; i < rows->outer; i++) element += place->at[i] * rows->array->strides[i];
+    return (char *)rows->array->data + element * (int64_t)kvc_dtype_size_bytes(rows->array->dtype) +
+           place->past;
 }
 
-static void step(const kvc__rows *rows, int64_t *at) {
+/* Bytes of `bytes` that lie without a gap from a place on. */
+static size_t some_of(const kvc__rows *rows, const kvc__rows_place *place, size_t bytes) {
+    const size_t left = rows->run_bytes - place->past;
+    return bytes < left ? bytes : left;
+}
+
+/* Goes on by bytes of the same run. */
+static void step(const kvc__rows *rows, kvc__rows_place *place, size_t bytes) {
+    place->past += bytes;
+    if (place->past < rows->run_bytes) return;
+    place->past = 0;
     for (int i = rows->outer - 1; i >= 0; i--) {
-        if (++at[i] < rows->array->shape[i]) return;
-        at[i] = 0;
+        if (++place->at[i] < rows->array->shape[i]) return;
+        place->at[i] = 0;
     }
 }
 
-bool kvc__rows_gather_at_all(const kvc__rows *rows) {
-    return rows->run_bytes < KVC__DIRECT_BYTES && rows->runs_left > 1;
-}
-
-bool kvc__rows_next(kvc__rows *rows, char **piece, size_t *bytes) {
-    if (rows->runs_left == 0) return false;
-    if (!kvc__rows_gather_at_all(rows)) {
-        const size_t left = rows->run_bytes - rows->done_bytes;
-        rows->gathered = 0;
-        *piece = run_at(rows, rows->at) + rows->done_bytes;
-        *bytes = left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
-        rows->done_bytes += *bytes;
-        if (*bytes < left) return true;
-        rows->done_bytes = 0;
-        rows->runs_left--;
-        step(rows, rows->at);
-        return true;
+bool kvc__rows_next(kvc__rows *rows, char *room, size_t most) {
+    if (rows->left == 0) return false;
+    rows->first = rows->next;
+    rows->bytes = rows->left < most ? rows->left : most;
+    if (!rows->gathers) rows->bytes = some_of(rows, &rows->first, rows->bytes);
+    rows->piece = rows->gathers ? room : find(rows, &rows->first);
+    for (size_t done = 0, some; done < rows->bytes; done += some) {
+        some = some_of(rows, &rows->next, rows->bytes - done);
+        step(rows, &rows->next, some);
     }
-    const size_t fit = KVC__PIECE_BYTES / rows->run_bytes;
-    rows->gathered = rows->runs_left < fit ? rows->runs_left : fit;
-    rows->runs_left -= rows->gathered;
-    memcpy(rows->first, rows->at, sizeof rows->first);
-    for (size_t i = 0; i < rows->gathered; i++) step(rows, rows->at);
-    *piece = rows->buffer;
-    *bytes = rows->gathered * rows->run_bytes;
+    rows->left -= rows->bytes;
     return true;
 }
 
-static void copy_runs(const kvc__rows *rows, bool to_buffer) {
-    int64_t at[KVC_MAX_DIMS];
-    char *in_buffer = rows->buffer;
-    memcpy(at, rows->first, sizeof at);
-    for (size_t i = 0; i < rows->gathered; i++, in_buffer += rows->run_bytes) {
-        char *in_array = run_at(rows, at);
-        memcpy(to_buffer ? in_buffer : in_array, to_buffer ? in_array : in_buffer, rows->run_bytes);
-        step(rows, at);
+static void copy_runs(const kvc__rows *rows, bool to_piece) {
+    kvc__rows_place place = rows->first;
+    if (!rows->gathers) return;
+    for (size_t done = 0, some; done < rows->bytes; done += some) {
+        char *in_array = find(rows, &place), *in_piece = rows->piece + done;
+        some = some_of(rows, &place, rows->bytes - done);
+        memcpy(to_piece ? in_piece : in_array, to_piece ? in_array : in_piece, some);
+        step(rows, &place, some);
     }
 }
 

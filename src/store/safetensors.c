@@ -165,17 +165,15 @@ static size_t most_of(size_t left) {
     return left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
 }
 
-/* Reads all pieces of an array, and adds them to a checksum where there is one. */
+/* Reads all pieces of an array, through room where they are gathered, and adds them to a checksum
+ * where there is one. */
 static kvc_status read_rows(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
-                            kvc__rows *rows, kvc__digest *digest) {
-    uint64_t at = tensor->offset;
-    char *piece;
-    size_t bytes;
-    while (kvc__rows_next(rows, &piece, &bytes)) {
-        KVC_TRY(kvc__file_read(&s->file, piece, bytes, at));
-        if (digest) kvc__digest_add(digest, piece, bytes);
+                            kvc__rows *rows, char *room, kvc__digest *digest) {
+    for (uint64_t at = tensor->offset; kvc__rows_next(rows, room, KVC__PIECE_BYTES);
+         at += rows->bytes) {
+        KVC_TRY(kvc__file_read(&s->file, rows->piece, rows->bytes, at));
+        if (digest) kvc__digest_add(digest, rows->piece, rows->bytes);
         kvc__rows_scatter(rows);
-        at += bytes;
     }
     return KVC_OK;
 }
@@ -202,11 +200,11 @@ kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_
     kvc_status status = KVC_OK;
     kvc__digest_init(&digest);
     if (bytes) {
-        kvc__rows_init(&rows, into, NULL);
-        if (kvc__rows_gather_at_all(&rows)) status = kvc__piece_init(&buffer, most_of(bytes));
-        rows.buffer = buffer.data;
+        kvc__rows_init(&rows, into);
+        if (rows.gathers) status = kvc__piece_init(&buffer, most_of(bytes));
         if (status == KVC_OK)
-            status = read_rows(s, tensor, &rows, s->header.has_checksums ? &digest : NULL);
+            status =
+                read_rows(s, tensor, &rows, buffer.data, s->header.has_checksums ? &digest : NULL);
         kvc__piece_deinit(&buffer);
     }
     if (status == KVC_OK && s->header.has_checksums) status = compare(s, tensor, &digest);

@@ -10,10 +10,12 @@
 #include "store/digest.h"
 #include "store/replace.h"
 #include "store/rows.h"
+#include "store/sink.h"
 #include "store/writer.h"
 
-/* The begin of the data, and with it that of what is a multiple of it, is a multiple of this. */
-enum { ALIGNMENT_BYTES = 64, LENGTH_BYTES = 8 };
+/* The begin of the data, and with it that of what is a multiple of it, is a multiple of a line of
+ * the cache; where there is much, which is worth mapping, of any system's page. */
+enum { LINE_BYTES = 64, PAGE_BYTES = 1 << 16, MUCH_BYTES = 4 << 20, LENGTH_BYTES = 8 };
 
 /* The most bytes of data: with any header, a file's size still fits an off_t. */
 #define MOST_BYTES (INT64_MAX - 2 * (int64_t)KVC__HEADER_LIMIT_BYTES)
@@ -21,6 +23,7 @@ enum { ALIGNMENT_BYTES = 64, LENGTH_BYTES = 8 };
 /* A tensor and where its data begins, counted from the begin of all data. */
 typedef struct placed {
     const kvc__entry *entry;
+    size_t alignment; /* the largest power of two, up to the save's, that divides its size */
     uint64_t begin;
 } placed;
 
@@ -30,41 +33,50 @@ typedef struct save {
     placed *tensors;      /* [writer->count], as their data lies in the file */
     uint64_t data_bytes;  /* of all of them */
     char *header;         /* the length, the JSON, spaces: all before the data */
-    size_t header_bytes;  /* a multiple of ALIGNMENT_BYTES */
+    size_t alignment;     /* LINE_BYTES or PAGE_BYTES */
+    size_t header_bytes;  /* a multiple of it */
     size_t header_digits; /* where in it the digits of its checksum lie, */
     size_t tensor_digits; /* and those of the first tensor */
-    kvc__piece buffer;    /* [KVC__PIECE_BYTES] */
     kvc__replacement target;
+    kvc__sink sink; /* to it */
 } save;
 
-/* The largest power of two, up to ALIGNMENT_BYTES, that divides a size. */
-static size_t alignment_of(size_t bytes) {
+static size_t alignment_of(size_t bytes, size_t most) {
     const size_t lowest = bytes & (~bytes + 1);
-    return lowest == 0 || lowest > ALIGNMENT_BYTES ? ALIGNMENT_BYTES : lowest;
+    return lowest == 0 || lowest > most ? most : lowest;
 }
 
 /* Those whose size has the larger power of two first: the format allows no gaps, and so each begins
  * at a multiple of its own. Else as they were added: entries lie in an array in that order. */
 static int by_alignment(const void *a, const void *b) {
-    const kvc__entry *s = ((const placed *)a)->entry, *t = ((const placed *)b)->entry;
-    const size_t x = alignment_of(s->bytes), y = alignment_of(t->bytes);
-    if (x != y) return x > y ? -1 : 1;
-    return (s > t) - (s < t);
+    const placed *s = a, *t = b;
+    if (s->alignment != t->alignment) return s->alignment > t->alignment ? -1 : 1;
+    return (s->entry > t->entry) - (s->entry < t->entry);
+}
+
+static kvc_status count_bytes(save *s) {
+    const kvc_safetensors_writer *w = s->writer;
+    for (size_t i = 0; i < w->count; i++)
+        if (__builtin_add_overflow(s->data_bytes, w->entries[i].bytes, &s->data_bytes) ||
+            s->data_bytes > (uint64_t)MOST_BYTES)
+            return kvc__fail(KVC_E_RANGE, "all tensors are more than a file can hold");
+    s->alignment = s->data_bytes < MUCH_BYTES ? LINE_BYTES : PAGE_BYTES;
+    return KVC_OK;
 }
 
 static kvc_status place(save *s) {
     const kvc_safetensors_writer *w = s->writer;
     uint64_t end = 0;
+    KVC_TRY(count_bytes(s));
     KVC_TRY(kvc__store_calloc((void **)&s->tensors, w->count, sizeof *s->tensors, "the order"));
-    for (size_t i = 0; i < w->count; i++) s->tensors[i].entry = &w->entries[i];
+    for (size_t i = 0; i < w->count; i++)
+        s->tensors[i] =
+            (placed){&w->entries[i], alignment_of(w->entries[i].bytes, s->alignment), 0};
     qsort(s->tensors, w->count, sizeof *s->tensors, by_alignment);
     for (size_t i = 0; i < w->count; i++) {
         s->tensors[i].begin = end;
-        if (__builtin_add_overflow(end, s->tensors[i].entry->bytes, &end) ||
-            end > (uint64_t)MOST_BYTES)
-            return kvc__fail(KVC_E_RANGE, "all tensors are more than a file can hold");
+        end += s->tensors[i].entry->bytes;
     }
-    s->data_bytes = end;
     return KVC_OK;
 }
 
@@ -130,8 +142,7 @@ static void find_digits(save *s) {
 static kvc_status lay_out_header(save *s, const json_t *json) {
     const size_t length = json_dumpb(json, NULL, 0, JSON_COMPACT);
     if (length == 0) return kvc__fail(KVC_E_NOMEM, "the header: no memory for its JSON");
-    s->header_bytes =
-        (LENGTH_BYTES + length + ALIGNMENT_BYTES - 1) & ~(size_t)(ALIGNMENT_BYTES - 1);
+    s->header_bytes = (LENGTH_BYTES + length + s->alignment - 1) & ~(s->alignment - 1);
     if (s->header_bytes > KVC__HEADER_LIMIT_BYTES)
         return kvc__fail(KVC_E_RANGE, "the header: %zu bytes, at most %d wanted", s->header_bytes,
                          KVC__HEADER_LIMIT_BYTES);
@@ -153,35 +164,37 @@ static kvc_status make_header(save *s) {
     return status;
 }
 
-/* Writes a piece, and adds it to the checksum where there is to be one. */
-static kvc_status put(const save *s, const char *piece, size_t bytes, uint64_t at,
-                      kvc__digest *digest) {
+/* Puts a piece, and adds it to the checksum where there is to be one. */
+static kvc_status put(save *s, char *piece, size_t bytes, kvc__digest *digest) {
     if (s->writer->prefix) kvc__digest_add(digest, piece, bytes);
-    return kvc__file_write(&s->target.file, piece, bytes, at);
+    return kvc__sink_put(&s->sink, piece, bytes);
 }
 
-static kvc_status write_array(const save *s, const kvc__entry *e, uint64_t at,
-                              kvc__digest *digest) {
+/* Room for the next piece. */
+static char *room_for(save *s, size_t *most) {
+    char *room = kvc__sink_room(&s->sink, most);
+    if (*most > KVC__PIECE_BYTES) *most = KVC__PIECE_BYTES;
+    return room;
+}
+
+static kvc_status write_array(save *s, const kvc__entry *e, kvc__digest *digest) {
     kvc__rows rows;
-    char *piece;
-    size_t bytes;
-    kvc__rows_init(&rows, &e->array, s->buffer.data);
-    while (kvc__rows_next(&rows, &piece, &bytes)) {
+    size_t most;
+    kvc__rows_init(&rows, &e->array);
+    for (char *room = room_for(s, &most); kvc__rows_next(&rows, room, most);
+         room = room_for(s, &most)) {
         kvc__rows_gather(&rows);
-        KVC_TRY(put(s, piece, bytes, at, digest));
-        at += bytes;
+        KVC_TRY(put(s, rows.piece, rows.bytes, digest));
     }
     return KVC_OK;
 }
 
-static kvc_status write_filled(const save *s, const kvc__entry *e, uint64_t at,
-                               kvc__digest *digest) {
-    for (size_t done = 0; done < e->bytes;) {
-        const size_t left = e->bytes - done;
-        const size_t bytes = left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
-        KVC_TRY(e->fill(e->context, s->buffer.data, done, bytes));
-        KVC_TRY(put(s, s->buffer.data, bytes, at + done, digest));
-        done += bytes;
+static kvc_status write_filled(save *s, const kvc__entry *e, kvc__digest *digest) {
+    for (size_t done = 0, bytes; done < e->bytes; done += bytes) {
+        char *room = room_for(s, &bytes);
+        if (bytes > e->bytes - done) bytes = e->bytes - done;
+        KVC_TRY(e->fill(e->context, room, done, bytes));
+        KVC_TRY(put(s, room, bytes, digest));
     }
     return KVC_OK;
 }
@@ -195,16 +208,15 @@ static kvc_status write_data(save *s) {
     for (size_t i = 0; i < s->writer->count; i++) {
         const kvc__entry *e = s->tensors[i].entry;
         KVC_TRY(tell(s, s->tensors[i].begin));
-        const uint64_t at = s->header_bytes + s->tensors[i].begin;
         char digits[KVC__DIGEST_DIGITS + 1];
         kvc__digest digest;
         kvc__digest_init(&digest);
-        if (e->bytes)
-            KVC_TRY(e->fill ? write_filled(s, e, at, &digest) : write_array(s, e, at, &digest));
+        if (e->bytes) KVC_TRY(e->fill ? write_filled(s, e, &digest) : write_array(s, e, &digest));
         if (!s->writer->prefix) continue;
         kvc__digest_text(&digest, digits);
         memcpy(s->header + s->tensor_digits + i * KVC__DIGEST_DIGITS, digits, KVC__DIGEST_DIGITS);
     }
+    KVC_TRY(kvc__sink_flush(&s->sink));
     return tell(s, s->data_bytes);
 }
 
@@ -223,7 +235,7 @@ static kvc_status write_header(save *s) {
 static kvc_status write_all(save *s, const char *path) {
     KVC_TRY(place(s));
     KVC_TRY(make_header(s));
-    KVC_TRY(kvc__piece_init(&s->buffer, KVC__PIECE_BYTES));
+    KVC_TRY(kvc__sink_init(&s->sink, &s->target.file, s->header_bytes, s->data_bytes));
     KVC_TRY(kvc__replacement_init(&s->target, path));
     KVC_TRY(write_data(s));
     KVC_TRY(write_header(s));
@@ -237,6 +249,6 @@ kvc_status kvc_safetensors_writer_save(kvc_safetensors_writer *writer, const cha
     kvc__replacement_deinit(&s.target);
     kvc__store_free(s.tensors, writer->count, sizeof *s.tensors);
     kvc__store_free(s.header, s.header_bytes, 1);
-    kvc__piece_deinit(&s.buffer);
+    kvc__sink_deinit(&s.sink);
     return status;
 }

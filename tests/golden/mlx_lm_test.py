@@ -48,6 +48,7 @@ def caches():
     for dtype in (mx.float32, mx.float16, mx.bfloat16):
         yield f"kv {dtype}", [appended(mlx.KVCache(), [9], dtype), appended(mlx.KVCache(), [9], dtype)]
     yield "kv long", [appended(mlx.KVCache(), [300, 1, 1])]
+    yield "kv large", [appended(mlx.KVCache(), [9000], heads=4)]  # data on a page of its own
     yield "kv batch", [appended(mlx.KVCache(), [5], batch=3, value_dim=32)]
     yield "many layers", [appended(mlx.KVCache(), [3]) for _ in range(12)]
     for bits in (2, 3, 4, 6, 8):
