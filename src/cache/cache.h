@@ -104,6 +104,17 @@ kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t positi
 kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, const kvc__plane *plane,
                            int64_t first, int64_t count);
 
+/** A file's bytes lie in memory as in the file, counted in such blocks, which are those of the page
+ * table's lowest level: the system keeps files in pieces of up to so many bytes, and gives all
+ * pages of a piece with the first that is touched, if the piece lies in one block of addresses. */
+enum { KVC__FILE_BLOCK_BYTES = 2 << 20 };
+
+/** Takes address space for some positions a range of a mapped layer's plane, the first of which
+ * begins at the plane's shift. In whole blocks, which Linux from 6.7 on has begin with a block's
+ * address. @errors KVC_E_RANGE, KVC_E_LIMIT, KVC_E_NOMEM */
+kvc_status kvc__plane_reserve_shifted(kvc_buffer **out, const kvc__plane *plane,
+                                      const kvc_cache *cache, int64_t positions);
+
 /** Has the ranges of a mapped layer lie as far apart as its capacity to come (spread.c).
  * @errors KVC_E_LIMIT, KVC_E_NOMEM. The layer is unchanged. */
 kvc_status kvc__layer_spread(kvc_cache *cache, kvc__layer *layer);

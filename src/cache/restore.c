@@ -124,18 +124,27 @@ kvc_status kvc_cache_restore(kvc_cache *cache, int64_t index, const kvc_cache_he
     return KVC_OK;
 }
 
+/* Whether so many positions of every plane are whole parts of so many bytes. What turns is as long
+ * in memory as in a file. */
+static bool is_whole(const kvc__layer *layer, int64_t positions, size_t part_bytes) {
+    for (int p = 0; p < layer->planes_used; p++) {
+        const kvc__row_format *row = &layer->planes[p].row;
+        if (positions < row->positions) return false;
+        if (!row->turn && (size_t)(positions / row->positions) * row->bytes % part_bytes != 0)
+            return false;
+    }
+    return true;
+}
+
 /* The least capacity of a mapped layer: from head to head memory and file differ by whole pages, in
- * each plane, so that both agree within the page. What turns is as long in both. */
+ * each plane, so that both agree within the page; within a block, too, where heads are that long.
+ * All are powers of two. */
 static kvc_status find_capacity(int64_t *out, const kvc_cache *cache, const kvc__layer *layer,
                                 int64_t rows) {
-    const size_t page = kvc_pool_device(cache->pool)->page_bytes;
     const int64_t least = layer->capacity > rows ? layer->capacity : rows;
     int64_t step = 1, padded;
-    for (int p = 0; p < layer->planes_used; p++) { /* powers of two: the largest fits all */
-        const kvc__row_format *row = &layer->planes[p].row;
-        if (step < row->positions) step = row->positions;
-        while (!row->turn && row->bytes * (size_t)(step / row->positions) % page != 0) step *= 2;
-    }
+    while (!is_whole(layer, step, kvc_pool_device(cache->pool)->page_bytes)) step *= 2;
+    while (step <= rows / 2 && !is_whole(layer, step, KVC__FILE_BLOCK_BYTES)) step *= 2;
     if (!kvc__add_i64(&padded, least - rows, step - 1))
         return kvc__fail(KVC_E_RANGE, "%lld positions in steps of %lld overflow", (long long)least,
                          (long long)step);
@@ -176,18 +185,29 @@ static kvc_status check_file(const kvc_cache *cache, const kvc__layer *layer,
     return KVC_OK;
 }
 
-/* Takes address space for the rows of a plane and has the file lie in it. */
+kvc_status kvc__plane_reserve_shifted(kvc_buffer **out, const kvc__plane *plane,
+                                      const kvc_cache *cache, int64_t positions) {
+    size_t bytes, whole;
+    KVC_TRY(kvc__plane_bytes(&bytes, plane, positions));
+    if (!kvc__add(&whole, bytes, plane->shift_bytes) ||
+        !kvc__round_up(&whole, whole, KVC__FILE_BLOCK_BYTES))
+        return kvc__fail(KVC_E_RANGE, "a plane of %zu bytes in whole blocks overflows", bytes);
+    return kvc_buffer_reserve(out, cache->pool, whole);
+}
+
+/* Takes address space for the rows of a plane and has the file lie in it, from the begin of the
+ * block on in which they begin. */
 static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int fd, int64_t rows,
                             uint64_t offset) {
     size_t bytes;
     plane->buffer = NULL;
     plane->units_done = 0;
-    plane->shift_bytes = (size_t)(offset % kvc_pool_device(cache->pool)->page_bytes);
+    plane->shift_bytes = (size_t)(offset % KVC__FILE_BLOCK_BYTES);
+    KVC_TRY(kvc__plane_reserve_shifted(&plane->buffer, plane, cache, rows));
+    kvc_buffer_decommit(plane->buffer, 0, kvc_buffer_capacity_bytes(plane->buffer)); /* if used */
     KVC_TRY(kvc__plane_bytes(&bytes, plane, rows));
-    if (!kvc__add(&bytes, bytes, plane->shift_bytes))
-        return kvc__fail(KVC_E_RANGE, "a plane of %zu bytes and a page overflow", bytes);
-    KVC_TRY(kvc_buffer_reserve(&plane->buffer, cache->pool, bytes));
-    return kvc_buffer_map(plane->buffer, 0, bytes, fd, offset - plane->shift_bytes);
+    return kvc_buffer_map(plane->buffer, 0, plane->shift_bytes + bytes, fd,
+                          offset - plane->shift_bytes);
 }
 
 kvc_status kvc_cache_restore_mapped(kvc_cache *cache, int64_t index, const kvc_cache_held *held,

@@ -103,12 +103,9 @@ static kvc_status for_ranges(const spread *s, kvc_status (*each)(const range *))
 }
 
 static kvc_status take_room(spread *s) {
-    for (int p = 0; p < s->layer->planes_used; p++) {
-        const kvc__plane *plane = &s->layer->planes[p];
-        size_t bytes;
-        KVC_TRY(kvc__plane_bytes(&bytes, plane, s->layer->later));
-        KVC_TRY(kvc_buffer_reserve(&s->buffers[p], s->cache->pool, bytes + plane->shift_bytes));
-    }
+    for (int p = 0; p < s->layer->planes_used; p++)
+        KVC_TRY(kvc__plane_reserve_shifted(&s->buffers[p], &s->layer->planes[p], s->cache,
+                                           s->layer->later));
     return KVC_OK;
 }
 

@@ -228,6 +228,36 @@ static void mapped__rows_are_those_of_the_file_and_append_in_place(void **state)
     }
 }
 
+/* Ranges that are moved apart stay as far from the begin of a block of addresses, of whatever size
+ * they fill, as they lie from that of a block of the file. */
+static void mapped__ranges_keep_their_place_in_a_block(void **state) {
+    (void)state;
+    enum { ROWS = 1000, BLOCK = 512 * DIM * sizeof(float) };
+    const kvc_layer_spec spec = {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_F32};
+    const size_t head = ROWS * DIM * sizeof(float);
+    test_folder folder;
+    const int fd = file_of_rows(&folder, 4096, 1, ROWS);
+    const kvc_cache_file file = {.fd = fd, .rows = ROWS, .offsets = {4096, 4096 + HEADS * head}};
+    kvc_cache *cache = new_cache(KVC_GROW_RESERVE, &spec, 1);
+    kvc_array kv[2];
+    assert_ok(kvc_cache_restore_mapped(cache, 0, &(kvc_cache_held){ROWS, ROWS, 0, 0}, &file));
+    append_numbers(cache, 1, 1);
+    assert_numbers(cache, 1, ROWS + 1);
+    assert_ok(kvc_cache_view(cache, 0, &kv[0], &kv[1]));
+    for (size_t p = 0; p < 2; p++) {
+        const uintptr_t first = (uintptr_t)kv[p].data - file.offsets[p];
+        assert_true((size_t)kv[p].strides[1] * sizeof(float) > head);
+        for (size_t h = 0; h < HEADS; h++) {
+            const uintptr_t at = (uintptr_t)row_at(&kv[p], 0, (int64_t)h, 0);
+            assert_int_equal((at - file.offsets[p] - h * head - first) % BLOCK, 0);
+        }
+        kvc_array_release(&kv[p]);
+    }
+    kvc_cache_free(cache);
+    assert_int_equal(close(fd), 0);
+    test_folder_deinit(&folder);
+}
+
 static void mapped__memory_serves_no_other_cache(void **state) {
     (void)state;
     const kvc_layer_spec spec = {.kv_heads = HEADS, .key_dim = DIM, .dtype = KVC_F32};
@@ -298,6 +328,7 @@ int main(void) {
         TEST(restore__refuses_what_no_window_can_hold),
         TEST(restore__holds_keys_per_channel_unpacked_from_where_it_is_told),
         TEST(mapped__rows_are_those_of_the_file_and_append_in_place),
+        TEST(mapped__ranges_keep_their_place_in_a_block),
         TEST(mapped__memory_serves_no_other_cache),
         TEST(mapped__refuses_what_does_not_fit_and_changes_nothing),
 #undef TEST
