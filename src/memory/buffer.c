@@ -118,6 +118,15 @@ static bool is_committed(const kvc_buffer *b, size_t unit) {
     return b->committed[unit / 64] >> (unit % 64) & 1u;
 }
 
+/* Notes that the units [first, end) are committed. */
+static void mark_committed(kvc_buffer *b, size_t first, size_t end) {
+    for (size_t unit = first, some; unit < end; unit += some) {
+        const size_t past = unit % 64, left = end - unit;
+        some = left < 64 - past ? left : 64 - past;
+        b->committed[unit / 64] |= ~(uint64_t)0 >> (64 - some) << past;
+    }
+}
+
 /* Commits the units [first, end), none of which is. */
 static kvc_status commit_run(kvc_buffer *b, size_t first, size_t end) {
     const size_t unit_bytes = b->pool->commit_unit_bytes;
@@ -130,8 +139,7 @@ static kvc_status commit_run(kvc_buffer *b, size_t first, size_t end) {
         kvc__pool_uncharge(b->pool, to - from);
         return status;
     }
-    for (size_t unit = first; unit < end; unit++)
-        b->committed[unit / 64] |= (uint64_t)1 << (unit % 64);
+    mark_committed(b, first, end);
     b->resident_bytes += to - from;
     return KVC_OK;
 }
@@ -173,6 +181,7 @@ static void decommit_run(kvc_buffer *b, size_t first, size_t end) {
 
 void kvc_buffer_decommit(kvc_buffer *b, size_t offset, size_t bytes) {
     if (!b || !b->committed || b->mapped || !b->pool->device->decommit) return;
+    if (b->resident_bytes == 0) return;
     if (offset > b->capacity_bytes || bytes > b->capacity_bytes - offset) return;
     const size_t unit_bytes = b->pool->commit_unit_bytes, past = offset + bytes;
     /* The last unit may be short, and ends with the buffer. */
@@ -204,20 +213,26 @@ static kvc_status check_map(const kvc_buffer *b, size_t offset, size_t bytes,
     return KVC_OK;
 }
 
-/* Counts what a mapped part leaves of the commit units that it is the first to reach into. */
-static kvc_status commit_edges(kvc_buffer *b, size_t offset, size_t end) {
+/* Counts what a mapped part leaves of a commit unit, if it is the first to reach into that. */
+static kvc_status commit_edge(kvc_buffer *b, size_t unit, size_t offset, size_t end) {
+    const size_t from = unit * b->pool->commit_unit_bytes, whole = from + b->pool->commit_unit_bytes;
+    const size_t past = whole < b->capacity_bytes ? whole : b->capacity_bytes;
+    const size_t before = offset > from ? offset - from : 0;
+    const size_t behind = past > end ? past - end : 0;
+    if (is_committed(b, unit) || before + behind == 0) return KVC_OK;
+    KVC_TRY(kvc__pool_charge(b->pool, before + behind));
+    b->resident_bytes += before + behind;
+    mark_committed(b, unit, unit + 1);
+    return KVC_OK;
+}
+
+/* Notes that all units are committed that a mapped part reaches into. */
+static kvc_status commit_mapped(kvc_buffer *b, size_t offset, size_t end) {
     const size_t unit_bytes = b->pool->commit_unit_bytes;
-    for (size_t unit = offset / unit_bytes; unit * unit_bytes < end; unit++) {
-        const size_t from = unit * unit_bytes;
-        const size_t past =
-            from + unit_bytes < b->capacity_bytes ? from + unit_bytes : b->capacity_bytes;
-        const size_t before = offset > from ? offset - from : 0;
-        const size_t behind = past > end ? past - end : 0;
-        if (is_committed(b, unit)) continue;
-        if (before + behind > 0) KVC_TRY(kvc__pool_charge(b->pool, before + behind));
-        b->resident_bytes += before + behind;
-        b->committed[unit / 64] |= (uint64_t)1 << (unit % 64);
-    }
+    const size_t first = offset / unit_bytes, last = (end - 1) / unit_bytes;
+    KVC_TRY(commit_edge(b, first, offset, end));
+    KVC_TRY(commit_edge(b, last, offset, end));
+    mark_committed(b, first, last + 1);
     return KVC_OK;
 }
 
@@ -237,7 +252,7 @@ kvc_status kvc_buffer_map(kvc_buffer *b, size_t offset, size_t bytes, int fd,
     if (status != KVC_OK)
         return kvc__fail(status, "device '%s': cannot map %zu bytes of a file",
                          b->pool->device->name, whole);
-    return commit_edges(b, offset, offset + whole);
+    return commit_mapped(b, offset, offset + whole);
 }
 
 kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, size_t from_offset,
@@ -245,7 +260,7 @@ kvc_status kvc__buffer_move(kvc_buffer *to, size_t to_offset, kvc_buffer *from, 
     const kvc_device *device = to->pool->device;
     if (!device->move)
         return kvc__fail(KVC_E_UNSUPPORTED, "device '%s' cannot move pages", device->name);
-    KVC_TRY(commit_edges(to, to_offset, to_offset + bytes));
+    KVC_TRY(commit_mapped(to, to_offset, to_offset + bytes));
     const uint64_t start_ns = kvc__now_ns();
     const kvc_status status = device->move(device->context, (char *)to->data + to_offset,
                                            (char *)from->data + from_offset, bytes);

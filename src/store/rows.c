@@ -20,12 +20,16 @@ kvc_status kvc__rows_check(size_t *bytes, const kvc_array *array, const char *wh
 
 void kvc__rows_init(kvc__rows *rows, const kvc_array *array) {
     int64_t elements = 1, runs = 1;
-    *rows = (kvc__rows){.array = array, .outer = array->ndim};
-    while (rows->outer > 0 &&
-           (array->shape[rows->outer - 1] == 1 || array->strides[rows->outer - 1] == elements))
-        elements *= array->shape[--rows->outer];
+    *rows = (kvc__rows){.array = array,
+                        .outer = array->ndim,
+                        .run_bytes = kvc_dtype_size_bytes(array->dtype)};
+    while (rows->outer > 0 && rows->run_bytes < KVC__LONG_BYTES &&
+           (array->shape[rows->outer - 1] == 1 || array->strides[rows->outer - 1] == elements)) {
+        const int64_t extent = array->shape[--rows->outer];
+        elements *= extent;
+        rows->run_bytes *= (size_t)extent;
+    }
     for (int i = 0; i < rows->outer; i++) runs *= array->shape[i];
-    rows->run_bytes = (size_t)elements * kvc_dtype_size_bytes(array->dtype);
     rows->left = (size_t)runs * rows->run_bytes;
     rows->gathers = rows->run_bytes < KVC__DIRECT_BYTES && runs > 1;
 }
@@ -66,6 +70,10 @@ bool kvc__rows_next(kvc__rows *rows, char *room, size_t most) {
     }
     rows->left -= rows->bytes;
     return true;
+}
+
+bool kvc__rows_ends_long(const kvc__rows *rows) {
+    return rows->run_bytes >= KVC__LONG_BYTES && rows->next.past == 0;
 }
 
 static void copy_runs(const kvc__rows *rows, bool to_piece) {

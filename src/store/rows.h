@@ -9,8 +9,9 @@
 #include <kvcache/array.h>
 
 /** The most bytes of a piece: they are still cached when they are hashed. Runs shorter than
- * KVC__DIRECT_BYTES are gathered: to read or write each by itself would cost more. */
-enum { KVC__PIECE_BYTES = 1 << 18, KVC__DIRECT_BYTES = 1 << 16 };
+ * KVC__DIRECT_BYTES are gathered: to read or write each by itself would cost more. Those of
+ * KVC__LONG_BYTES are not one with those that follow: who maps them wants each by itself. */
+enum { KVC__PIECE_BYTES = 1 << 18, KVC__DIRECT_BYTES = 1 << 16, KVC__LONG_BYTES = 1 << 20 };
 
 /** Verifies that an array can be used so.
  * @errors KVC_E_INVALID it is none; KVC_E_UNSUPPORTED it is another device's; KVC_E_RANGE */
@@ -40,6 +41,9 @@ void kvc__rows_init(kvc__rows *rows, const kvc_array *array);
 /** Finds the next piece, of `most` > 0 bytes at most: memory of the array, or where runs are
  * gathered `room`, which may be NULL elsewhere. False at the end. */
 bool kvc__rows_next(kvc__rows *rows, char *room, size_t most);
+
+/** Whether a long run ends with the piece. */
+bool kvc__rows_ends_long(const kvc__rows *rows);
 
 /** Copies the array's elements to the piece, where that lies in the caller's memory. */
 void kvc__rows_gather(const kvc__rows *rows);

@@ -185,6 +185,7 @@ static kvc_status write_array(save *s, const kvc__entry *e, kvc__digest *digest)
          room = room_for(s, &most)) {
         kvc__rows_gather(&rows);
         KVC_TRY(put(s, rows.piece, rows.bytes, digest));
+        if (kvc__rows_ends_long(&rows)) KVC_TRY(kvc__sink_flush(&s->sink));
     }
     return KVC_OK;
 }
