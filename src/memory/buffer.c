@@ -215,7 +215,8 @@ static kvc_status check_map(const kvc_buffer *b, size_t offset, size_t bytes,
 
 /* Counts what a mapped part leaves of a commit unit, if it is the first to reach into that. */
 static kvc_status commit_edge(kvc_buffer *b, size_t unit, size_t offset, size_t end) {
-    const size_t from = unit * b->pool->commit_unit_bytes, whole = from + b->pool->commit_unit_bytes;
+    const size_t from = unit * b->pool->commit_unit_bytes,
+                 whole = from + b->pool->commit_unit_bytes;
     const size_t past = whole < b->capacity_bytes ? whole : b->capacity_bytes;
     const size_t before = offset > from ? offset - from : 0;
     const size_t behind = past > end ? past - end : 0;

@@ -19,7 +19,7 @@ static const kvc__file_calls system_calls = {
     .close = close,
     .fstat = fstat,
     .lstat = lstat,
-    .pread = pread,
+    .preadv = preadv,
     .pwrite = pwrite,
     .fdatasync = fdatasync,
     .fsync = fsync,
@@ -84,18 +84,33 @@ kvc_status kvc__file_close(kvc__file *f) {
     return in_use->close(fd) == 0 || errno == EINTR ? KVC_OK : kvc__file_failed("close", f->name);
 }
 
-kvc_status kvc__file_read(const kvc__file *f, void *into, size_t bytes, uint64_t at) {
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t n =
-            in_use->pread(f->fd, (char *)into + done, bytes - done, (off_t)(at + done));
+static size_t bytes_of(const struct iovec *parts, int count) {
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) bytes += parts[i].iov_len;
+    return bytes;
+}
+
+kvc_status kvc__file_read_parts(const kvc__file *f, struct iovec *parts, int count, uint64_t at) {
+    while (count > 0) {
+        const ssize_t n = in_use->preadv(f->fd, parts, count, (off_t)at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return kvc__file_failed("read", f->name);
         if (n == 0)
             return kvc__fail(KVC_E_CORRUPT, "%s: ends at byte %llu, %zu more wanted", f->name,
-                             (unsigned long long)(at + done), bytes - done);
-        done += (size_t)n;
+                             (unsigned long long)at, bytes_of(parts, count));
+        size_t done = (size_t)n;
+        at += done;
+        for (; count > 0 && done >= parts->iov_len; parts++, count--) done -= parts->iov_len;
+        if (count == 0) break;
+        parts->iov_base = (char *)parts->iov_base + done;
+        parts->iov_len -= done;
     }
     return KVC_OK;
+}
+
+kvc_status kvc__file_read(const kvc__file *f, void *into, size_t bytes, uint64_t at) {
+    struct iovec all = {into, bytes};
+    return bytes ? kvc__file_read_parts(f, &all, 1, at) : KVC_OK;
 }
 
 kvc_status kvc__file_write(const kvc__file *f, const void *from, size_t bytes, uint64_t at) {

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <kvcache/status.h>
 
@@ -18,7 +19,7 @@ typedef struct kvc__file_calls {
     int (*close)(int fd);
     int (*fstat)(int fd, struct stat *out);
     int (*lstat)(const char *path, struct stat *out);
-    ssize_t (*pread)(int fd, void *into, size_t bytes, off_t at);
+    ssize_t (*preadv)(int fd, const struct iovec *parts, int count, off_t at);
     ssize_t (*pwrite)(int fd, const void *from, size_t bytes, off_t at);
     int (*fdatasync)(int fd);
     int (*fsync)(int fd);
@@ -62,6 +63,12 @@ kvc_status kvc__file_close(kvc__file *f);
 
 /** Reads exactly bytes. @errors KVC_E_CORRUPT the file ends before; KVC_E_IO */
 kvc_status kvc__file_read(const kvc__file *f, void *into, size_t bytes, uint64_t at);
+
+/** Reads all parts, one behind the other in the file, by one call where the system gives all at
+ * once.
+ * @param parts  [count], none empty; undefined afterwards
+ * @errors KVC_E_CORRUPT the file ends before; KVC_E_IO */
+kvc_status kvc__file_read_parts(const kvc__file *f, struct iovec *parts, int count, uint64_t at);
 
 /** Writes exactly bytes. @errors KVC_E_IO */
 kvc_status kvc__file_write(const kvc__file *f, const void *from, size_t bytes, uint64_t at);

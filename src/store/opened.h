@@ -11,13 +11,14 @@ int kvc__safetensors_fd(const kvc_safetensors *s);
 /** Returns its name as sentences have it. The file's. */
 const char *kvc__safetensors_name(const kvc_safetensors *s);
 
-/** Is given a tensor piece by piece. @param offset  of the piece in the tensor */
-typedef void (*kvc__piece_fn)(void *context, const char *piece, size_t offset, size_t bytes);
+/** Tells where bytes of a tensor go, or NULL for nowhere.
+ * @param bytes  receives how many from offset on go there, at least 1 */
+typedef char *(*kvc__place_fn)(void *context, size_t offset, size_t *bytes);
 
-/** Reads a whole tensor through a buffer, and verifies its checksum on the way where there is one.
- * @param take  may be NULL
- * @errors those of kvc_safetensors_load that are not the array's; pieces were given before */
-kvc_status kvc__safetensors_stream(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
-                                   kvc__piece_fn take, void *context);
+/** Reads a whole tensor to where its bytes go, and verifies its checksum where there is one.
+ * @param place  NULL: nowhere
+ * @errors those of kvc_safetensors_load that are not the array's; bytes were placed before */
+kvc_status kvc__safetensors_scatter(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
+                                    kvc__place_fn place, void *context);
 
 #endif

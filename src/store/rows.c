@@ -20,9 +20,8 @@ kvc_status kvc__rows_check(size_t *bytes, const kvc_array *array, const char *wh
 
 void kvc__rows_init(kvc__rows *rows, const kvc_array *array) {
     int64_t elements = 1, runs = 1;
-    *rows = (kvc__rows){.array = array,
-                        .outer = array->ndim,
-                        .run_bytes = kvc_dtype_size_bytes(array->dtype)};
+    *rows = (kvc__rows){
+        .array = array, .outer = array->ndim, .run_bytes = kvc_dtype_size_bytes(array->dtype)};
     while (rows->outer > 0 && rows->run_bytes < KVC__LONG_BYTES &&
            (array->shape[rows->outer - 1] == 1 || array->strides[rows->outer - 1] == elements)) {
         const int64_t extent = array->shape[--rows->outer];

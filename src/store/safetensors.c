@@ -211,27 +211,87 @@ kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_
     return status;
 }
 
-kvc_status kvc__safetensors_stream(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
-                                   kvc__piece_fn take, void *context) {
-    kvc__piece buffer;
+/* What is shorter goes through room: to have the system place it costs more than to copy it. */
+enum { SCATTERED_BYTES = 1 << 13, MOST_PARTS = 64 };
+
+/* A tensor on its way to where it goes. */
+typedef struct scatter {
+    const kvc_safetensors_tensor *tensor;
+    kvc__place_fn place;
+    void *context;
+    char *room;   /* of a piece */
+    size_t done;  /* bytes of the tensor before the piece; */
+    size_t bytes; /* in it, */
+    int count;    /* in so many parts */
+    struct iovec parts[MOST_PARTS];
+} scatter;
+
+/* Finds where the bytes of a piece from `at` on go: so many as are told, most at most. NULL: to
+ * room, and from there to *copied if that is not NULL. */
+static char *find_place(const scatter *x, size_t at, size_t most, size_t *bytes, char **copied) {
+    char *to = x->place ? x->place(x->context, x->done + at, bytes) : NULL;
+    if (!x->place || *bytes > most) *bytes = most;
+    *copied = *bytes < SCATTERED_BYTES ? to : NULL;
+    return *copied ? NULL : to;
+}
+
+/* Finds the parts of the next piece. False at the end. */
+static bool next_parts(scatter *x) {
+    const size_t most = most_of(x->tensor->bytes - x->done);
+    char *copied;
+    x->count = 0;
+    x->bytes = 0;
+    for (size_t some; x->bytes < most; x->bytes += some) {
+        char *to = find_place(x, x->bytes, most - x->bytes, &some, &copied);
+        if (!to) to = x->room + x->bytes;
+        struct iovec *last = &x->parts[x->count - (x->count > 0)];
+        if (x->count && (char *)last->iov_base + last->iov_len == to) {
+            last->iov_len += some;
+            continue;
+        }
+        if (x->count == MOST_PARTS) break;
+        x->parts[x->count++] = (struct iovec){to, some};
+    }
+    return x->bytes > 0;
+}
+
+/* Copies what went to room. */
+static void copy_parts(const scatter *x) {
+    char *copied;
+    for (size_t at = 0, some; at < x->bytes; at += some) {
+        (void)find_place(x, at, x->bytes - at, &some, &copied);
+        if (copied) memcpy(copied, x->room + at, some);
+    }
+}
+
+static kvc_status read_parts(const kvc_safetensors *s, const scatter *x, kvc__digest *digest) {
+    struct iovec parts[MOST_PARTS];
+    memcpy(parts, x->parts, (size_t)x->count * sizeof *parts);
+    KVC_TRY(kvc__file_read_parts(&s->file, parts, x->count, x->tensor->offset + x->done));
+    for (int i = 0; i < x->count && digest; i++)
+        kvc__digest_add(digest, x->parts[i].iov_base, x->parts[i].iov_len);
+    return KVC_OK;
+}
+
+kvc_status kvc__safetensors_scatter(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
+                                    kvc__place_fn place, void *context) {
+    kvc__piece room;
     kvc__digest digest;
     kvc_status status = KVC_OK;
-    KVC_TRY(kvc__piece_init(&buffer, most_of(tensor->bytes)));
+    const bool verifies = s->header.has_checksums;
+    KVC_TRY(kvc__piece_init(&room, most_of(tensor->bytes)));
     kvc__digest_init(&digest);
-    for (size_t done = 0; status == KVC_OK && done < tensor->bytes;) {
-        const size_t bytes = most_of(tensor->bytes - done);
-        status = kvc__file_read(&s->file, buffer.data, bytes, tensor->offset + done);
-        if (status == KVC_OK && s->header.has_checksums)
-            kvc__digest_add(&digest, buffer.data, bytes);
-        if (status == KVC_OK && take) take(context, buffer.data, done, bytes);
-        done += bytes;
+    scatter x = {.tensor = tensor, .place = place, .context = context, .room = room.data};
+    for (; status == KVC_OK && next_parts(&x); x.done += x.bytes) {
+        status = read_parts(s, &x, verifies ? &digest : NULL);
+        if (status == KVC_OK) copy_parts(&x);
     }
-    kvc__piece_deinit(&buffer);
-    return status == KVC_OK && s->header.has_checksums ? compare(s, tensor, &digest) : status;
+    kvc__piece_deinit(&room);
+    return status == KVC_OK && verifies ? compare(s, tensor, &digest) : status;
 }
 
 kvc_status kvc_safetensors_verify(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor) {
     if (!s->header.has_checksums)
         return kvc__fail(KVC_E_UNSUPPORTED, "%s: has no checksums", s->file.name);
-    return kvc__safetensors_stream(s, tensor, NULL, NULL);
+    return kvc__safetensors_scatter(s, tensor, NULL, NULL);
 }

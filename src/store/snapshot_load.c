@@ -99,20 +99,16 @@ static char *find_row(const plane *p, int64_t sequence, int64_t head, int64_t i,
     return (char *)view->data + at * (int64_t)kvc_dtype_size_bytes(view->dtype);
 }
 
-/* Puts bytes of a plane's tensor where they go. */
-static void place(void *context, const char *piece, size_t offset, size_t bytes) {
+/* Finds where bytes of a plane's tensor go. */
+static char *find_bytes(void *context, size_t offset, size_t *bytes) {
     const plane *p = context;
     const int64_t heads = p->tensor->shape[1], rows = p->tensor->shape[2];
-    for (size_t done = 0; done < bytes;) {
-        const size_t at = offset + done, past = at % p->row_bytes;
-        const int64_t n = (int64_t)(at / p->row_bytes), i = n % rows;
-        int64_t run;
-        char *row = find_row(p, n / rows / heads, n / rows % heads, i, &run);
-        size_t some = (size_t)run * p->row_bytes - past;
-        if (some > bytes - done) some = bytes - done;
-        if (row) memcpy(row + past, piece + done, some);
-        done += some;
-    }
+    const size_t past = offset % p->row_bytes;
+    const int64_t n = (int64_t)(offset / p->row_bytes);
+    int64_t run;
+    char *row = find_row(p, n / rows / heads, n / rows % heads, n % rows, &run);
+    *bytes = (size_t)run * p->row_bytes - past;
+    return row ? row + past : NULL;
 }
 
 static kvc_status read_plane(const reading *r, int index) {
@@ -122,7 +118,7 @@ static kvc_status read_plane(const reading *r, int index) {
     if (!r->paged && r->views[index].shape[2] == t->shape[2])
         return kvc_safetensors_load(s->file, t, &r->views[index]);
     p.row_bytes = (size_t)t->shape[3] * kvc_dtype_size_bytes(t->dtype);
-    return kvc__safetensors_stream(s->file, t, place, &p);
+    return kvc__safetensors_scatter(s->file, t, find_bytes, &p);
 }
 
 static void read_task(void *argument, int64_t index, int thread) {

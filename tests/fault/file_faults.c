@@ -61,8 +61,11 @@ static int faulty_lstat(const char *path, struct stat *out) {
     return fails() ? -1 : below()->lstat(path, out);
 }
 
-static ssize_t faulty_pread(int fd, void *into, size_t bytes, off_t at) {
-    return fails() || interrupted() ? -1 : below()->pread(fd, into, less(bytes), at);
+static ssize_t faulty_preadv(int fd, const struct iovec *parts, int count, off_t at) {
+    if (fails() || interrupted()) return -1;
+    const struct iovec some = {parts->iov_base, less(parts->iov_len)};
+    return some.iov_len < parts->iov_len ? below()->preadv(fd, &some, 1, at)
+                                         : below()->preadv(fd, parts, count, at);
 }
 
 static ssize_t faulty_pwrite(int fd, const void *from, size_t bytes, off_t at) {
@@ -108,7 +111,7 @@ static const kvc__file_calls faulty = {
     .close = faulty_close,
     .fstat = faulty_fstat,
     .lstat = faulty_lstat,
-    .pread = faulty_pread,
+    .preadv = faulty_preadv,
     .pwrite = faulty_pwrite,
     .fdatasync = faulty_sync,
     .fsync = faulty_sync,

@@ -53,6 +53,16 @@ static ssize_t memory_pread(int fd, void *into, size_t bytes, off_t at) {
     return (ssize_t)n;
 }
 
+static ssize_t memory_preadv(int fd, const struct iovec *parts, int count, off_t at) {
+    ssize_t done = 0;
+    for (int i = 0; i < count; i++) {
+        const ssize_t n = memory_pread(fd, parts[i].iov_base, parts[i].iov_len, at + done);
+        done += n;
+        if ((size_t)n < parts[i].iov_len) break;
+    }
+    return done;
+}
+
 static ssize_t memory_pwrite(int fd, const void *from, size_t bytes, off_t at) {
     const size_t end = (size_t)at + bytes;
     FUZZ_WANT(fd == OUTPUT_FD && end <= MOST_OUTPUT);
@@ -99,7 +109,7 @@ static const kvc__file_calls memory_calls = {
     .close = memory_close,
     .fstat = memory_fstat,
     .lstat = memory_lstat,
-    .pread = memory_pread,
+    .preadv = memory_preadv,
     .pwrite = memory_pwrite,
     .fdatasync = memory_close,
     .fsync = memory_close,
