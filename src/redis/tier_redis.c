@@ -9,7 +9,8 @@
 
 enum {
     MOST_CONNECTIONS = 64,
-    MOST_VALUES = 16, /* in one pipeline: the server holds as many replies ready */
+    MOST_VALUES = 16,      /* in one pipeline */
+    READY_BYTES = 2 << 20, /* of replies that the server shall hold ready: cached on both sides */
     PREFIX_ROOM = 128,
     KEY_ROOM = PREFIX_ROOM + 2 * KVC_BLOCK_KEY_BYTES,
     MS_NS = 1000000
@@ -127,30 +128,43 @@ static void on_put(const kvc__redis_reply *reply, kvc_tier_value *value) {
     else refuse(reply, value);
 }
 
-/* Receives the replies of a pipeline, one a value. */
-static void read_all(redis *r, kvc__redis_link *link, kvc_tier_value *values, int64_t count,
-                     void (*on_reply)(const kvc__redis_reply *, kvc_tier_value *)) {
-    for (int64_t i = 0; i < count; i++) {
-        kvc_tier_value *into = on_reply == on_get ? &values[i] : NULL;
-        const kvc_tier_fault fault = kvc__redis_link_read(link, &r->peer, into);
-        if (fault) {
-            close_call(r, link, fault, values, i, count);
-            return;
-        }
-        on_reply(&link->reply, &values[i]);
-    }
-    close_call(r, link, KVC_TIER_FINE, values, count, count);
+/* Receives the reply to a value's command. */
+static kvc_tier_fault read_one(const redis *r, kvc__redis_link *link, kvc_tier_value *value,
+                               void (*on_reply)(const kvc__redis_reply *, kvc_tier_value *)) {
+    kvc_tier_value *into = on_reply == on_get ? value : NULL;
+    const kvc_tier_fault fault = kvc__redis_link_read(link, &r->peer, into);
+    if (!fault) on_reply(&link->reply, value);
+    return fault;
 }
 
-/* One command a value, all sent before the first reply is read. */
+/* Sends commands ahead of the replies that are waited for: those of `at` and what follows, as far
+ * as the server shall hold replies ready. */
+static kvc_tier_fault send_ahead(const redis *r, kvc__redis_link *link, const char *verb,
+                                 const kvc_tier_value *values, int64_t at, int64_t count,
+                                 int64_t *sent) {
+    const int64_t before = *sent;
+    kvc_tier_fault fault = KVC_TIER_FINE;
+    size_t ready = 0;
+    for (int64_t i = at; i < *sent; i++) ready += values[i].payload_bytes;
+    for (; *sent < count && (*sent - at < 2 || ready < READY_BYTES) && !fault; ++*sent) {
+        ready += values[*sent].payload_bytes;
+        fault = add_command(r, link, verb, values[*sent].key);
+    }
+    return fault || *sent == before ? fault : kvc__redis_link_flush(link, &r->peer);
+}
+
+/* One command a value, some of them sent before the first reply is read. */
 static void ask_all(redis *r, int worker, const char *verb, kvc_tier_value *values, int64_t count,
                     void (*on_reply)(const kvc__redis_reply *, kvc_tier_value *)) {
     kvc__redis_link *link = &r->links[worker];
     kvc_tier_fault fault = open_link(r, link);
-    for (int64_t i = 0; i < count && !fault; i++) fault = add_command(r, link, verb, values[i].key);
-    if (!fault) fault = kvc__redis_link_flush(link, &r->peer);
-    if (fault) close_call(r, link, fault, values, 0, count);
-    else read_all(r, link, values, count, on_reply);
+    int64_t sent = 0, read = 0;
+    while (!fault && read < count) {
+        fault = send_ahead(r, link, verb, values, read, count, &sent);
+        if (!fault) fault = read_one(r, link, &values[read], on_reply);
+        read += !fault;
+    }
+    close_call(r, link, fault, values, read, count);
 }
 
 static void exists_many(void *context, int worker, kvc_tier_value *values, int64_t count) {
@@ -189,8 +203,9 @@ static void put_many(void *context, int worker, kvc_tier_value *values, int64_t 
         fault = add_set(r, link, &values[i]);
         if (!fault) fault = kvc__redis_link_flush(link, &r->peer);
     }
-    if (fault) close_call(r, link, fault, values, 0, count);
-    else read_all(r, link, values, count, on_put);
+    int64_t read = 0;
+    for (; read < count && !fault; read += !fault) fault = read_one(r, link, &values[read], on_put);
+    close_call(r, link, fault, values, read, count);
 }
 
 static void on_remove(const kvc__redis_reply *reply, kvc_tier_value *value) {
