@@ -54,7 +54,8 @@ static const char help[] =
     "  of read (first_step_to_read) step 1 over the faster of both plain reads\n"
     "  step 2 (second_step)         the same again\n"
     "\n"
-    "All is done by turns. The table has the medians, and below them the fastest passes; ratios\n"
+    "Writes go by turns, then reads. The table has the medians, and below them the fastest passes; "
+    "ratios\n"
     "are of these. Files are in the page cache. Attention over each restored cache is compared,\n"
     "bit for bit: over one that was read with the saved one, over one that was mapped with one\n"
     "that was read.\n";

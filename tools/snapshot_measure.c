@@ -290,12 +290,21 @@ static int take_map(bench *b) {
     return status;
 }
 
-/* All by turns, so that what disturbs the machine disturbs all. */
-static int take_pass(bench *b) {
-    int status = take_writes(b);
-    if (status == CLI_DONE) status = take_plain_reads(b);
+static int take_reads(bench *b) {
+    int status = take_plain_reads(b);
     if (status == CLI_DONE) status = take_load(b);
     if (status == CLI_DONE) status = take_map(b);
+    return status;
+}
+
+/* What is compared goes by turns, so that what disturbs the machine disturbs all of it; what was
+ * written keeps the system busy for some time, and does not come between reads. */
+static int take_passes(bench *b) {
+    int (*const takes[])(bench *) = {take_writes, take_reads};
+    int status = CLI_DONE;
+    for (size_t i = 0; i < sizeof takes / sizeof *takes; i++)
+        for (b->pass = 0; b->pass <= b->shape->passes && status == CLI_DONE; b->pass++)
+            status = takes[i](b);
     return status;
 }
 
@@ -357,7 +366,7 @@ int snapshot_measure(snapshot_row *row, const snapshot_shape *shape) {
     if (status == CLI_DONE) status = make_attention(&b);
     if (status == CLI_DONE) status = make_files(&b);
     if (status == CLI_DONE) status = make_wanted_outputs(&b);
-    for (; b.pass <= shape->passes && status == CLI_DONE; b.pass++) status = take_pass(&b);
+    if (status == CLI_DONE) status = take_passes(&b);
     for (int i = 0; i < SNAPSHOT_FIGURES; i++) row->ns[i] = stats_summarise(&b.samples[i]);
     tear_down(&b);
     return status;
