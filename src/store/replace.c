@@ -5,9 +5,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 
 #include "base/error.h"
 #include "store/alloc.h"
+#include "store/digest.h"
 
 enum { NAME_BYTES = sizeof ".kvc-0123456789abcdef.tmp", MOST_TRIES = 16 };
 
@@ -29,6 +31,65 @@ static kvc_status find_mode(mode_t *mode, const char *target, const char *shown)
     return KVC_OK;
 }
 
+static void set_name(const kvc__replacement *r, uint64_t number) {
+    (void)snprintf(r->temporary + folder_length(r->target), NAME_BYTES, ".kvc-%016" PRIx64 ".tmp",
+                   number);
+}
+
+static bool lock(const kvc__file *f) {
+    return kvc__file_calls_get()->flock(f->fd, LOCK_EX | LOCK_NB) == 0;
+}
+
+/* Whether a file has the temporary name still: it may be in its target's place by now. */
+static bool is_named(const kvc__replacement *r, const kvc__file *f) {
+    const kvc__file_calls *calls = kvc__file_calls_get();
+    struct stat open, named;
+    return calls->fstat(f->fd, &open) == 0 && calls->lstat(r->temporary, &named) == 0 &&
+           open.st_ino == named.st_ino && open.st_dev == named.st_dev;
+}
+
+/* Removes what a save left that did not come to its end. Who is at work has locked it. */
+static void remove_left(const kvc__replacement *r) {
+    kvc__file f;
+    if (kvc__file_open(&f, r->temporary, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0) != KVC_OK) return;
+    if (lock(&f) && is_named(r, &f)) (void)kvc__file_calls_get()->unlink(r->temporary);
+    (void)kvc__file_close(&f);
+}
+
+/* Locks a file that was just made. Where somebody took it for one that was left, it is gone, or
+ * will be; else it goes here. */
+static bool keep_new(const kvc__replacement *r) {
+    const kvc__file_calls *calls = kvc__file_calls_get();
+    struct stat about = {.st_nlink = 1};
+    if (lock(&r->file)) {
+        if (calls->fstat(r->file.fd, &about) == 0 && about.st_nlink > 0) return true;
+    } else if (errno == EWOULDBLOCK) {
+        return false;
+    }
+    if (about.st_nlink > 0) (void)calls->unlink(r->temporary);
+    return false;
+}
+
+/* Opens a new file of the name that is the target's own. False where somebody else has it, or files
+ * cannot be locked here. */
+static bool open_own(kvc__replacement *r, mode_t mode) {
+    const char *name = r->target + folder_length(r->target);
+    unsigned char sum[KVC__DIGEST_DIGITS / 2];
+    uint64_t number;
+    kvc__digest digest;
+    kvc__digest_init(&digest);
+    kvc__digest_add(&digest, name, strlen(name));
+    kvc__digest_bytes(&digest, sum);
+    memcpy(&number, sum, sizeof number);
+    set_name(r, number);
+    remove_left(r);
+    if (kvc__file_open(&r->file, r->temporary, O_WRONLY | O_CREAT | O_EXCL, mode) != KVC_OK)
+        return false;
+    if (keep_new(r)) return true;
+    (void)kvc__file_close(&r->file);
+    return false;
+}
+
 static kvc_status random_number(uint64_t *number, const char *shown) {
     ssize_t n;
     do n = kvc__file_calls_get()->getrandom(number, sizeof *number, 0);
@@ -36,13 +97,13 @@ static kvc_status random_number(uint64_t *number, const char *shown) {
     return n == sizeof *number ? KVC_OK : kvc__file_failed("find a temporary name for", shown);
 }
 
-/* Opens a file that was not there, of a name that nobody can foresee. */
+/* Opens a file that was not there. */
 static kvc_status open_temporary(kvc__replacement *r, mode_t mode) {
-    char *name = r->temporary + folder_length(r->target);
+    if (open_own(r, mode)) return KVC_OK;
     for (int tries = 0;; tries++) {
         uint64_t number;
         KVC_TRY(random_number(&number, r->file.name));
-        (void)snprintf(name, NAME_BYTES, ".kvc-%016" PRIx64 ".tmp", number);
+        set_name(r, number);
         const kvc_status status =
             kvc__file_open(&r->file, r->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
         if (status == KVC_OK || errno != EEXIST || tries == MOST_TRIES) return status;
@@ -93,9 +154,9 @@ static kvc_status flush_folder(kvc__replacement *r) {
 kvc_status kvc__replacement_commit(kvc__replacement *r) {
     const kvc__file_calls *calls = kvc__file_calls_get();
     KVC_TRY(flush(calls->fdatasync, &r->file));
-    KVC_TRY(kvc__file_close(&r->file));
     if (calls->rename(r->temporary, r->target) != 0)
         return kvc__file_failed("rename a temporary file to", r->file.name);
+    (void)kvc__file_close(&r->file); /* and with it the lock; all that it could tell, flush did */
     const kvc_status status = flush_folder(r);
     forget_temporary(r);
     return status;

@@ -5,8 +5,9 @@
 
 #include "store/file.h"
 
-/** A file in the making. What a crash leaves is .kvc-<16 digits>.tmp in the folder, which nobody
- * will ever open again. */
+/** A file in the making: .kvc-<16 digits>.tmp in the folder, of a name that is the target's own,
+ * and locked (flock). What a crash leaves the next one for the same target removes. Where two are
+ * made at a time, or files cannot be locked, the name is a random one, and what is left stays. */
 typedef struct kvc__replacement {
     kvc__file file;     /**< to be written; positions from 0 */
     const char *target; /**< borrowed */

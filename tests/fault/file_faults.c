@@ -76,6 +76,10 @@ static ssize_t faulty_pwrite(int fd, const void *from, size_t bytes, off_t at) {
     return fails() || interrupted() ? -1 : below()->pwrite(fd, from, less(bytes), at);
 }
 
+static int faulty_flock(int fd, int operation) {
+    return fails() ? -1 : below()->flock(fd, operation);
+}
+
 /* Nobody draws the plug: nothing is written to the disk, which would take most of the time. */
 static int faulty_sync(int fd) {
     (void)fd;
@@ -113,6 +117,7 @@ static const kvc__file_calls faulty = {
     .lstat = faulty_lstat,
     .preadv = faulty_preadv,
     .pwrite = faulty_pwrite,
+    .flock = faulty_flock,
     .fdatasync = faulty_sync,
     .fsync = faulty_sync,
     .rename = faulty_rename,

@@ -71,6 +71,12 @@ static ssize_t memory_pwrite(int fd, const void *from, size_t bytes, off_t at) {
     return (ssize_t)bytes;
 }
 
+static int memory_flock(int fd, int operation) {
+    (void)fd;
+    (void)operation;
+    return 0;
+}
+
 static int memory_rename(const char *from, const char *to) {
     (void)from;
     (void)to;
@@ -111,6 +117,7 @@ static const kvc__file_calls memory_calls = {
     .lstat = memory_lstat,
     .preadv = memory_preadv,
     .pwrite = memory_pwrite,
+    .flock = memory_flock,
     .fdatasync = memory_close,
     .fsync = memory_close,
     .rename = memory_rename,

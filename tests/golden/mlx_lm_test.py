@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Prompt caches of mlx-lm, and ours as mlx-lm reads them.
 
-    mlx_lm_test.py RESAVE
+    mlx_lm_test.py RESAVE KVCACHE
 
 RESAVE loads a snapshot and saves it again. Files that the installed mlx-lm writes, and those of
 KVC_SHARED_DIR that it can read, must be equal for it when saved again: tensors to the bit, numbers,
-classes, metadata. Exits 77 where mlx and mlx-lm are not installed; KVC_MLX_PYTHON names an
+classes, metadata. What the program KVCACHE converts must be what mlx-lm converts. Exits 77 where mlx and mlx-lm are not installed; KVC_MLX_PYTHON names an
 interpreter that has them.
 """
 
@@ -22,7 +22,7 @@ try:
     import mlx.core as mx
     from mlx_lm.models import cache as mlx
 except ImportError as missing:
-    print(f"skipped: {missing}; pip install 'mlx[cpu]' mlx-lm, or set KVC_MLX_PYTHON")
+    print(f"skipped: {missing}; make mlx-lm installs it and runs this")
     sys.exit(77)
 
 mx.set_default_device(mx.cpu)
@@ -180,8 +180,41 @@ def copy_of(layer):
     return new
 
 
+def convert(kvcache, source, target, kind):
+    """What mlx-lm reads of a file that the program converted, and found in order."""
+    convert = ["convert", "--force", "--cache", kind, source, target]
+    for command in convert, ["inspect", "--verify", target]:
+        subprocess.run([kvcache, *command], check=True, stdout=subprocess.DEVNULL)
+    return mlx.load_prompt_cache(target)
+
+
+def check_conversions(kvcache, source, target):
+    """Packed as mlx-lm packs, unpacked as MLX does, the last of a window."""
+    for dtype in (mx.float32, mx.float16, mx.bfloat16):
+        layers = [appended(mlx.KVCache(), [70, 1], dtype), appended(mlx.KVCache(), [70, 1], dtype)]
+        mlx.save_prompt_cache(source, layers, TEXTS)
+        for bits in (2, 3, 4, 6, 8):
+            for group in (32, 64):
+                packed = convert(kvcache, source, target, f"q{bits}:{group}")
+                wanted = [x.to_quantized(group_size=group, bits=bits) for x in layers]
+                assert [cut(x) for x in packed] == [cut(x) for x in wanted], (dtype, bits, group)
+                unpacked = convert(kvcache, target, target, "reserve")
+                for x, y in zip(unpacked, wanted):
+                    for a, b in ((x.keys, y.keys), (x.values, y.values)):
+                        words, *scaling = b  # in f32: MLX rounds each step to a half type
+                        scaling = [z.astype(mx.float32) for z in scaling]
+                        b = mx.dequantize(words, *scaling, group, bits)[..., : y.offset, :]
+                        found = plain(a[..., : y.offset, :])
+                        assert found == plain(b.astype(dtype)), (dtype, bits, group)
+        for x, y in zip(convert(kvcache, source, target, "window:8:2"), layers):
+            assert type(x) is mlx.RotatingKVCache and (x.keep, x.max_size, x.offset) == (2, 8, 71)
+            for a, b in ((x.keys, y.keys), (x.values, y.values)):
+                b = mx.concatenate([b[..., :2, :], b[..., 65:71, :]], axis=2)
+                assert plain(x._temporal_order(a)) == plain(b), dtype
+
+
 def main():
-    program = sys.argv[1]
+    program, kvcache = sys.argv[1:]
     golden = sorted((Path(os.environ.get("KVC_SHARED_DIR", "")) / "golden/mlx-lm").glob("*.safetensors"))
     with tempfile.TemporaryDirectory() as folder:
         source, target = f"{folder}/from.safetensors", f"{folder}/to.safetensors"
@@ -199,7 +232,8 @@ def main():
                 continue  # they are of the form of 0.31
             check(program, file.name, str(file), target)
             count += 1
-    print(f"{count} files, as mlx-lm {'from 0.32 on' if NEW_FORM else 'up to 0.31'} has them")
+        check_conversions(kvcache, source, target)
+    print(f"{count} files and 33 conversions, as mlx-lm {'from 0.32 on' if NEW_FORM else 'up to 0.31'} has them")
 
 
 main()

@@ -1,4 +1,5 @@
 /* The writer: what it writes byte for byte, and that it comes back whatever it was written from. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -465,6 +466,39 @@ static void replaced__a_file_that_is_open_stays_as_it_was(void **state) {
     kvc_safetensors_close(file);
 }
 
+/* Saves the same name again and again, whatever others do. */
+static void *save_often(void *path) {
+    static const char value[] = "z";
+    intptr_t failed = 0;
+    for (int i = 0; i < 100; i++) {
+        kvc_safetensors_writer *w;
+        kvc_array a;
+        if (kvc_safetensors_writer_new(&w, "") != KVC_OK) return path;
+        failed += kvc_array_borrow(&a, KVC_U8, 1, (int64_t[]){1}, NULL, value) != KVC_OK ||
+                  kvc_safetensors_writer_array(w, "a", &a) != KVC_OK ||
+                  kvc_safetensors_writer_save(w, path) != KVC_OK;
+        kvc_safetensors_writer_free(w);
+    }
+    return failed ? path : NULL;
+}
+
+static void replaced__by_several_at_a_time_is_whole_and_alone(void **state) {
+    stage *s = *state;
+    pthread_t threads[3];
+    kvc_safetensors *file;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, save_often, s->path), 0);
+    for (int i = 0; i < 3; i++) {
+        void *failed;
+        assert_int_equal(pthread_join(threads[i], &failed), 0);
+        assert_null(failed);
+    }
+    assert_int_equal(test_folder_count(&s->folder), 1);
+    assert_ok(kvc_safetensors_open(&file, s->path, 0));
+    assert_ok(kvc_safetensors_verify(file, kvc_safetensors_find(file, "a")));
+    kvc_safetensors_close(file);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -482,6 +516,7 @@ int main(void) {
         TEST(save__replaces_a_link_and_refuses_what_is_no_file),
         TEST(save__takes_a_name_without_a_folder),
         TEST(replaced__a_file_that_is_open_stays_as_it_was),
+        TEST(replaced__by_several_at_a_time_is_whole_and_alone),
 #undef TEST
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
