@@ -13,6 +13,7 @@
 #include "stats.h"
 #include "tier_measure.h"
 #include "tier_option.h"
+#include "tier_prompt.h"
 
 static const char help[] =
     "Puts values to tiers and gets them back, beside the same bytes moved plainly.\n"
@@ -28,6 +29,8 @@ static const char help[] =
     "                      8 heads of 128, in bf16)\n"
     "  --gflops G          what computing a prompt reaches; by default the multiply-adds that all\n"
     "                      cores can do at most, measured: no engine is faster\n"
+    "  --model FILE        a checkpoint as kvcache generate has it: how soon it can go on behind\n"
+    "                      a prompt that nearly fills its context, computed and restored\n"
     "  --json              print one JSON object instead of the table\n"
     "\n"
     "Columns and JSON keys, medians of passes in bytes a second:\n"
@@ -36,6 +39,13 @@ static const char help[] =
     "  ratio (put_to_plain, get_to_plain)   of the medians\n"
     "  pays from (pays_from_parameters)     a model with more parameters is computed slower than\n"
     "                      the get restores it, at two operations a parameter and position\n"
+    "\n"
+    "With --model, a row for each tier; JSON: prompts; milliseconds, with ..._best_ms:\n"
+    "  prompt (positions), found, bytes   in it; of these in the tier, and their size\n"
+    "  computed (computed_ms)     all of it by the model, to the logits behind it\n"
+    "  restored (restored_ms)     from the tier, by an engine that has nothing in memory but the\n"
+    "                      model; what is less than a block is computed. Bit for bit the same\n"
+    "  sooner              computed over restored\n"
     "\n"
     "Plain is one thread, write(2) and read(2) of a file a value, or hiredis with 16 commands\n"
     "pipelined; the tier has threads of its own, and checksums. Files are in the page cache.\n";
@@ -47,6 +57,7 @@ typedef struct options {
     int64_t sizes[MOST_SIZES], bytes, passes, position_bytes;
     size_t size_count;
     double gflops;
+    const char *model;
     bool json;
 } options;
 
@@ -55,6 +66,13 @@ typedef struct row {
     int64_t size, values;
     tier_speeds speeds;
 } row;
+
+/* All that was measured. */
+typedef struct results {
+    row rows[MOST_ROWS];
+    size_t count;
+    tier_prompt prompts[KVC_SPILL_TIERS_MAX]; /* one a tier, where there is a model */
+} results;
 
 /* What all cores do in multiply-adds, by the best of a few runs on one: they share no memory. */
 static double measure_gflops(const machine *m) {
@@ -92,15 +110,31 @@ static const char *number_text(char out[REPORT_ROOM], double value) {
     return out;
 }
 
-static void print_table(const options *o, const machine *m, const row *rows, size_t count) {
+static void print_prompts(const options *o, const results *all) {
+    char n[4][REPORT_ROOM];
+    printf("\nA prompt that nearly fills the context of %s, until it can be continued, ms.\n\n",
+           o->model);
+    printf("%-6s %8s %8s %9s  %9s %9s %8s\n", "tier", "prompt", "found", "bytes", "computed",
+           "restored", "sooner");
+    for (int64_t i = 0; i < o->tiers.count; i++) {
+        const tier_prompt *p = &all->prompts[i];
+        printf("%-6s %8" PRId64 " %8" PRId64 " %9s  %9s %9s %8s\n",
+               tier_option_kind(o->tiers.texts[i]), p->positions, p->found,
+               report_bytes(n[0], (double)p->bytes), report_number(n[1], 1e-6 * p->computed_ns.p50),
+               report_number(n[2], 1e-6 * p->restored_ns.p50),
+               report_number(n[3], p->computed_ns.p50 / p->restored_ns.p50));
+    }
+}
+
+static void print_table(const options *o, const machine *m, const results *all) {
     char line[256], n[6][REPORT_ROOM];
     machine_line(line, sizeof line, m);
     printf("Values put and got back, GB/s by the median of %" PRId64 " passes.\n%s\n\n", o->passes,
            line);
     printf("%-6s %8s  %9s %8s %6s  %9s %8s %6s  %10s\n", "tier", "size", "plain put", "put",
            "ratio", "plain get", "get", "ratio", "pays from");
-    for (size_t i = 0; i < count; i++) {
-        const row *r = &rows[i];
+    for (size_t i = 0; i < all->count; i++) {
+        const row *r = &all->rows[i];
         const tier_speeds *s = &r->speeds;
         printf("%-6s %8s  %9s %8s %6.2f", r->tier, report_bytes(n[0], (double)r->size),
                report_number(n[1], 1e-9 * s->plain_put.p50), report_number(n[2], 1e-9 * s->put.p50),
@@ -112,6 +146,7 @@ static void print_table(const options *o, const machine *m, const row *rows, siz
     printf("\npays from: parameters of a model from which on a get restores a position of %s\n"
            "sooner than %s GFLOP/s compute it. Files are in the page cache.\n",
            report_bytes(n[0], (double)o->position_bytes), report_number(n[1], o->gflops));
+    if (o->model) print_prompts(o, all);
 }
 
 static void add_speed(json_t *object, const char *name, const stats_summary *summary) {
@@ -138,20 +173,34 @@ static json_t *new_row(const options *o, const row *r) {
     return object;
 }
 
-static json_t *new_object(const options *o, const machine *m, const row *rows, size_t count) {
-    json_t *list = json_array();
-    for (size_t i = 0; i < count; i++) (void)json_array_append_new(list, new_row(o, &rows[i]));
-    return json_pack("{s:s, s:o, s:I, s:I, s:o, s:o}", "bench", "tier", "machine", machine_json(m),
-                     "passes", (json_int_t)o->passes, "position_bytes",
-                     (json_int_t)o->position_bytes, "gflops", report_json_number(o->gflops), "rows",
-                     list);
+static json_t *new_prompt(const char *tier, const tier_prompt *p) {
+    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "tier",
+                     tier_option_kind(tier), "positions", (json_int_t)p->positions, "found",
+                     (json_int_t)p->found, "bytes", (json_int_t)p->bytes, "computed_ms",
+                     report_json_number(1e-6 * p->computed_ns.p50), "computed_best_ms",
+                     report_json_number(1e-6 * p->computed_ns.min), "restored_ms",
+                     report_json_number(1e-6 * p->restored_ns.p50), "restored_best_ms",
+                     report_json_number(1e-6 * p->restored_ns.min), "sooner",
+                     report_json_number(p->computed_ns.p50 / p->restored_ns.p50));
 }
 
-static int measure(const options *o, row *rows, size_t *count) {
+static json_t *new_object(const options *o, const machine *m, const results *all) {
+    json_t *rows = json_array(), *prompts = json_array();
+    for (size_t i = 0; i < all->count; i++)
+        (void)json_array_append_new(rows, new_row(o, &all->rows[i]));
+    for (int64_t i = 0; i < o->tiers.count && o->model; i++)
+        (void)json_array_append_new(prompts, new_prompt(o->tiers.texts[i], &all->prompts[i]));
+    return json_pack("{s:s, s:o, s:I, s:I, s:o, s:o, s:o}", "bench", "tier", "machine",
+                     machine_json(m), "passes", (json_int_t)o->passes, "position_bytes",
+                     (json_int_t)o->position_bytes, "gflops", report_json_number(o->gflops), "rows",
+                     rows, "prompts", prompts);
+}
+
+static int measure_values(const options *o, results *all) {
     char text[REPORT_ROOM];
     for (int64_t t = 0; t < o->tiers.count; t++) {
         for (size_t i = 0; i < o->size_count; i++) {
-            row *r = &rows[(*count)++];
+            row *r = &all->rows[all->count++];
             r->tier = tier_option_kind(o->tiers.texts[t]);
             r->size = o->sizes[i];
             r->values = o->bytes / r->size > 0 ? o->bytes / r->size : 1;
@@ -164,19 +213,33 @@ static int measure(const options *o, row *rows, size_t *count) {
     return CLI_DONE;
 }
 
+static int measure_prompts(const options *o, const checkpoint *model, results *all) {
+    int status = CLI_DONE;
+    for (int64_t t = 0; t < o->tiers.count && status == CLI_DONE; t++) {
+        cli_progress("%s, a prompt", tier_option_kind(o->tiers.texts[t]));
+        status = tier_prompt_measure(&all->prompts[t], o->tiers.texts[t], model, o->passes);
+    }
+    return status;
+}
+
 static int run(options *o) {
-    row rows[MOST_ROWS];
-    size_t count = 0;
+    results all = {.count = 0};
+    checkpoint model = {0};
+    failure error;
     machine m;
     machine_read(&m);
     const uint64_t most = 2 * (uint64_t)o->bytes;
     if (!machine_has_room(&m, most, "a pass", "--bytes")) return CLI_FAILED;
+    if (o->model && !checkpoint_init(&model, o->model, &error))
+        return cli_fail("--model: %s", error.sentence);
     if (o->gflops == 0) o->gflops = measure_gflops(&m);
-    const int status = measure(o, rows, &count);
+    int status = measure_values(o, &all);
+    if (status == CLI_DONE && o->model) status = measure_prompts(o, &model, &all);
     cli_progress_end();
+    checkpoint_deinit(&model);
     if (status != CLI_DONE) return status;
-    if (o->json) return report_json(new_object(o, &m, rows, count));
-    print_table(o, &m, rows, count);
+    if (o->json) return report_json(new_object(o, &m, &all));
+    print_table(o, &m, &all);
     return CLI_DONE;
 }
 
@@ -187,6 +250,7 @@ enum {
     OPTION_PASSES,
     OPTION_POSITION_BYTES,
     OPTION_GFLOPS,
+    OPTION_MODEL,
     OPTION_JSON
 };
 
@@ -197,6 +261,7 @@ static const struct option option_table[] = {
     {"passes", required_argument, NULL, OPTION_PASSES},
     {"position-bytes", required_argument, NULL, OPTION_POSITION_BYTES},
     {"gflops", required_argument, NULL, OPTION_GFLOPS},
+    {"model", required_argument, NULL, OPTION_MODEL},
     {"json", no_argument, NULL, OPTION_JSON},
     CLI_OPTIONS_END,
 };
@@ -212,6 +277,7 @@ static bool read_option(options *o, int option) {
     case OPTION_POSITION_BYTES:
         return cli_int64("--position-bytes", optarg, 1, INT64_C(1) << 30, &o->position_bytes);
     case OPTION_GFLOPS: return cli_double("--gflops", optarg, 0.001, 1e9, &o->gflops);
+    case OPTION_MODEL: o->model = optarg; return true;
     case OPTION_JSON: return o->json = true;
     default: return false; /* cli_next has told */
     }

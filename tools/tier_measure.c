@@ -25,17 +25,6 @@ typedef struct bench {
     stats_samples plain_put, put, plain_get, get; /* bytes a second */
 } bench;
 
-static int make_folder(bench *b, const char *text) {
-    const char *parent = tier_option_folder(text);
-    if (!parent) {
-        (void)snprintf(b->text, sizeof b->text, "%s", text);
-        return CLI_DONE;
-    }
-    if (scratch_make(b->folder, sizeof b->folder, "--tier", parent) != CLI_DONE) return CLI_FAILED;
-    (void)snprintf(b->text, sizeof b->text, "disk:%s/tier", b->folder);
-    return CLI_DONE;
-}
-
 /* Bytes that no page of which is like another; keys that no other run has. */
 static void fill(bench *b) {
     uint64_t state = stats_now_ns() | 1;
@@ -61,7 +50,7 @@ static int begin(bench *b, const char *text) {
         return cli_fail("no memory for twice %zu bytes", total);
     memset(b->back, 0, total);
     fill(b);
-    int status = make_folder(b, text);
+    int status = tier_option_scratch(b->text, b->folder, sizeof b->folder, text);
     if (status == CLI_DONE)
         status = tier_plain_open(&b->plain, text, b->folder[0] ? b->folder : NULL);
     if (status == CLI_DONE) status = tier_option_open(&b->tier, b->text, &desc, 60);

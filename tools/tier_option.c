@@ -1,11 +1,14 @@
 #include "tier_option.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <kvcache/tier_disk.h>
 #include <kvcache/tier_redis.h>
 
 #include "cli.h"
+#include "scratch.h"
 
 static const char disk[] = "disk:";
 
@@ -44,6 +47,14 @@ const char *tier_option_folder(const char *text) {
 
 const char *tier_option_kind(const char *text) {
     return is_redis(text) ? "redis" : "disk";
+}
+
+int tier_option_scratch(char *out, char *folder, size_t room, const char *text) {
+    const char *parent = tier_option_folder(text);
+    *folder = '\0';
+    if (parent && scratch_make(folder, room, "--tier", parent) != CLI_DONE) return CLI_FAILED;
+    (void)snprintf(out, PATH_MAX, parent ? "disk:%s/tier" : "%s", parent ? folder : text);
+    return CLI_DONE;
 }
 
 static kvc_status open_tier(kvc_tier **out, const char *text, const kvc_tier_desc *desc,

@@ -5,6 +5,7 @@
 #define KVCACHE_TOOLS_TIER_OPTION_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <kvcache/spill.h>
@@ -24,6 +25,13 @@ const char *tier_option_kind(const char *text);
 
 /** Returns the folder of a disk tier; NULL for others. */
 const char *tier_option_folder(const char *text);
+
+/** Makes a tier for measuring of one that was given: in a new folder of its own, where it is a
+ * folder.
+ * @param out     [PATH_MAX] receives its text
+ * @param folder  [room] receives what is to be removed again, by scratch_remove
+ * @return        CLI_DONE, or CLI_FAILED with a line */
+int tier_option_scratch(char *out, char *folder, size_t room, const char *text);
 
 /** Opens a tier.
  * @param desc     fingerprint and log of it

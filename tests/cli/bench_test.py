@@ -4,9 +4,14 @@
 """
 
 import re
+import sys
 import unittest
+from pathlib import Path
 
 from program import ProgramTest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+import tiny_model  # noqa: E402
 
 
 class Fork(ProgramTest):
@@ -218,12 +223,33 @@ class Tier(ProgramTest):
         self.assertRegex(text, r"(?m)^disk +8 KiB( +[\d.]+){6} +[\d.]+ ?[kMG]?$")
         self.assertLessEqual(max(map(len, text.splitlines()[3:])), 90)
 
+    def test_a_prompt_is_restored_from_each_tier(self):
+        model = self.folder / "model.bin"
+        model.write_bytes(tiny_model.checkpoint())
+        words = ["bench", "tier", "--tier", f"disk:{self.folder / 'a'}", "--sizes", "4096",
+                 "--bytes", "4096", "--passes", "2", "--gflops", "50", "--model", str(model)]
+        [prompt] = self.parsed(*words)["prompts"]
+        _, _, layers, heads, kv_heads, _, context = tiny_model.SHAPE
+        dim = tiny_model.SHAPE[0] // heads
+        self.assertEqual((prompt["tier"], prompt["positions"], prompt["found"], prompt["bytes"]),
+                         ("disk", context - 1, 64, 64 * layers * kv_heads * dim * 2 * 4))
+        for key in "computed", "restored":
+            self.assertGreater(prompt[f"{key}_best_ms"], 0)
+            self.assertGreaterEqual(prompt[f"{key}_ms"], prompt[f"{key}_best_ms"])
+        self.assertAlmostEqual(prompt["sooner"], prompt["computed_ms"] / prompt["restored_ms"],
+                               delta=prompt["sooner"] / 100)
+        self.assertRegex(self.printed(*words), r"(?m)^disk +95 +64 +[\d.]+ KiB( +[\d.]+){3}$")
+        self.assertEqual(list((self.folder / "a").iterdir()), [])
+        self.assertEqual(self.parsed(*words[:-2])["prompts"], [])
+
     def test_bad_values_are_refused(self):
         for option, given in [("--sizes", "4095"), ("--bytes", "1"), ("--passes", "0"),
                               ("--position-bytes", "0"), ("--gflops", "0"), ("--tier", "tape")]:
             self.assert_refused(2, "bench tier", [option, given], f"{option}: '{given}' given")
         self.assert_refused(2, "bench tier", [], "--tier is missing")
         self.assert_refused(1, "bench tier", ["--tier", "disk:/proc/none"], "/proc/none")
+        self.assert_refused(1, "bench tier", ["--tier", "disk:/tmp", "--model", "/proc/none"],
+                            "--model: ", "/proc/none")
         self.assert_refused(1, "bench tier", ["--tier", "disk:/tmp", "--bytes", 1 << 34],
                             "needs", "--bytes")
 
