@@ -4,11 +4,18 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-/* AVX-512 has no loops of its own for what is packed: those of AVX2 serve, whose units are shorter.
- */
+#ifdef KVC_EMULATE_VNNI
+enum { EMULATES_VNNI = 1 };
+#else
+enum { EMULATES_VNNI = 0 };
+#endif
+
+/* AVX-512 has no loops of its own for what is packed: those on vectors of AVX2 serve, whose units
+ * are shorter, by VNNI where the CPU has it. */
 static void take_packed(kvc__ops *out) {
     kvc__ops other;
-    kvc__ops_avx2(&other);
+    if (EMULATES_VNNI || kvc__isa_has_vnni()) kvc__ops_vnni(&other);
+    else kvc__ops_avx2(&other);
     out->scaling = other.scaling;
     for (int slot = KVC__OPS_Q8; slot < KVC__OPS_SLOTS; slot++) {
         out->prepare[slot] = other.prepare[slot];
@@ -24,7 +31,10 @@ static void take_packed(kvc__ops *out) {
 void kvc__ops_fill(kvc__ops *out, kvc__isa isa) {
     switch (isa) {
 #if defined(__x86_64__)
-    case KVC__ISA_AVX2: kvc__ops_avx2(out); return;
+    case KVC__ISA_AVX2:
+        kvc__ops_avx2(out);
+        if (EMULATES_VNNI) take_packed(out);
+        return;
     case KVC__ISA_AVX512:
     case KVC__ISA_AVX512_BF16:
         if (isa == KVC__ISA_AVX512) kvc__ops_avx512(out);

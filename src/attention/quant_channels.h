@@ -63,10 +63,15 @@ score_channel_tile(float sums[4][KVC__BLOCK + W], const kvc__block *v, int64_t f
     for (int r = 0; r < R; r++) {
         const vf step = v_set(w->step[r]), rest = v_set(w->rest[r]);
         vf x[2] = {v_float(total[r][0]) * step + rest, v_float(total[r][1]) * step + rest};
-        if (place_packed(1, bits) != 1) v_zip(&x[0], &x[1], x[0], x[1]);
+        float *to = sums[r] + first + (int64_t)tile * 8;
+        if (place_packed(1, bits) == 1) {
+            v_add_lanes(to, positions, lanes, v_set(1), x[0], x[1]);
+            continue;
+        }
+        v_zip(&x[0], &x[1], x[0], x[1]);
         for (int64_t i = 0; i < lanes * 8; i += W) {
-            float *to = sums[r] + first + i / 8 * positions + (int64_t)tile * 8 + i % 8;
-            v_store(to, v_load(to) + x[i / W]);
+            float *eight = to + i / 8 * positions + i % 8;
+            v_store(eight, v_load(eight) + x[i / W]);
         }
     }
 }

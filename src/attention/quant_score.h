@@ -122,7 +122,7 @@ score_bytes(score_sums *sums, vi x, const vi q[4][2], const int R, const int bit
     if (bits == 4) {
         a = v_even_nibbles(x);
         b = v_odd_nibbles(x);
-    } else if (BY_BYTES) a = b = signed_bytes(x);
+    } else if (BY_BYTES) a = b = multiplied_bytes(x);
     else {
         a = v_even_bytes(x);
         b = v_odd_bytes(x);

@@ -181,7 +181,8 @@ add_both_bytes(byte_sums high[4][2], byte_sums low[4][2], const char *row, int64
     const vi a = v_load_bytes(row, lanes), b = v_load_bytes(row + step_bytes, lanes);
     const vi c = v_load_bytes(more, lanes), d = v_load_bytes(more + step_bytes, lanes);
     const vi ab = v_zip_bytes(a, b, tile), cd = v_zip_bytes(c, d, tile);
-    const vi x[2] = {signed_bytes(v_zip_words(ab, cd, 0)), signed_bytes(v_zip_words(ab, cd, 1))};
+    const vi x[2] = {multiplied_bytes(v_zip_words(ab, cd, 0)),
+                     multiplied_bytes(v_zip_words(ab, cd, 1))};
     for (int r = 0; r < R; r++) {
         const vi first = weights_at(w, same, r, j), second = weights_at(w, same, r, KVC__BLOCK + j);
         for (int i = 0; i < 2; i++) {

@@ -21,8 +21,8 @@
  * positions: below 2^30. Sums of bytes are of up to 16 products of 127 · 15 in 16 bits: 30480.
  *
  * Where an instruction adds up products of bytes in 32 bits, what has 16 bits is multiplied as two
- * signed bytes, 256 · high + low (hence 32639), with elements less 128: BY_BYTES is 1, and words
- * are never multiplied.
+ * signed bytes, 256 · high + low (hence 32639): BY_BYTES is 1, and words are never multiplied.
+ * Elements are signed bytes then too, less 128, or unsigned as they are: SIGNED_BYTES.
  *
  * Wants of the instruction set besides what tile.h and tile_channels.h want (lanes here are of
  * 16 bytes, LANES of them in a register):
@@ -36,9 +36,8 @@
  *     vi v_even_bytes, v_odd_bytes     of 16 bits each, as words
  *     vi v_even_nibbles, v_odd_nibbles of 8 bits each, as bytes
  *     word_sums v_dot_words(sum, x, y) adds products of words, two for each of W sums
- *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, y signed, x below 128, or signed if
- *                                      BY_BYTES, four for each of W sums; eight times at most
- *                                      unless BY_BYTES
+ *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, y signed, x below 128, or if
+ * BY_BYTES as SIGNED_BYTES says, four for each of W sums; eight times at most unless BY_BYTES
  *     v_keep_words, v_keep_bytes       as v_keep, of sums
  *     vi v_fold_words, v_fold_bytes    the W sums
  *     v_store_words(to, a, b), v_store_bytes(to, x[4])  narrowed, 2 W and 4 W of them
@@ -64,12 +63,12 @@ static inline int32_t middle_of(const int bits) {
 
 /* What an integer that is multiplied exceeds k - c by. */
 static inline int32_t surplus_of(const int bits) {
-    return BY_BYTES && bits == 8 ? 0 : middle_of(bits);
+    return BY_BYTES && SIGNED_BYTES && bits == 8 ? 0 : middle_of(bits);
 }
 
-/* Each of unsigned bytes less 128. */
-static inline vi signed_bytes(vi x) {
-    return x ^ -0x7f7f7f80;
+/* Unsigned bytes as they are multiplied. */
+static inline vi multiplied_bytes(vi x) {
+    return SIGNED_BYTES ? x ^ -0x7f7f7f80 : x;
 }
 
 /* Where sums and queries have element i of a unit: of eight, which are four words or bytes of two

@@ -47,6 +47,14 @@ static bool has_bf16(void) {
 }
 #endif
 
+bool kvc__isa_has_vnni(void) {
+#if defined(__x86_64__)
+    return has_avx512() && __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
 /* Each is faster than those before it. The first runs everywhere. */
 static const struct isa {
     const char *name; /* what KVC_ISA calls it */

@@ -4,12 +4,14 @@
 #ifndef KVC_BASE_ISA_H
 #define KVC_BASE_ISA_H
 
+#include <stdbool.h>
+
 /** Instruction sets; of those of one kind of CPU each is faster than those before it. */
 typedef enum kvc__isa {
     KVC__ISA_GENERIC = 0, /**< portable C */
     KVC__ISA_AVX2,        /**< with FMA and F16C */
-    KVC__ISA_AVX512,      /**< F, BW, DQ and VL */
-    KVC__ISA_AVX512_BF16,
+    KVC__ISA_AVX512,      /**< F, BW, DQ and VL; VNNI too, where the CPU has it */
+    KVC__ISA_AVX512_BF16, /**< likewise */
     KVC__ISA_NEON,
     KVC__ISA_NEON_DOT, /**< products of bytes */
     KVC__ISA_NEON_BF16
@@ -25,6 +27,9 @@ typedef struct kvc__isa_choice {
 
 /** Returns the choice by KVC_ISA. Made once; thread-safe. */
 const kvc__isa_choice *kvc__isa_best(void);
+
+/** Tells whether the CPU has AVX-512 VNNI: products of bytes. */
+bool kvc__isa_has_vnni(void);
 
 /** Chooses as kvc__isa_best does.
  * @param cap  the fastest instruction set allowed; one that the CPU lacks leaves the best it has.

@@ -4,9 +4,9 @@
 #define KVC_ATTENTION_ARM_INTEGERS_NEON_H
 
 #ifdef __ARM_FEATURE_DOTPROD
-enum { BY_BYTES = 1 };
+enum { BY_BYTES = 1, SIGNED_BYTES = 1 };
 #else
-enum { BY_BYTES = 0 };
+enum { BY_BYTES = 0, SIGNED_BYTES = 1 };
 #endif
 
 static inline vf v_float(vi x) {

@@ -1,9 +1,13 @@
 /** @file
- * What tile_quant.h asks of vectors of integers, in AVX2. */
+ * What tile_quant.h asks of vectors of integers, in AVX2, with VNNI or without. */
 #ifndef KVC_ATTENTION_X86_INTEGERS_AVX2_H
 #define KVC_ATTENTION_X86_INTEGERS_AVX2_H
 
-enum { BY_BYTES = 0 }; /* bytes are added up in 16 bits */
+#if defined(__AVX512VNNI__) || defined(KVC_EMULATE_VNNI)
+enum { BY_BYTES = 1, SIGNED_BYTES = 0 };
+#else
+enum { BY_BYTES = 0, SIGNED_BYTES = 0 }; /* bytes are added up in 16 bits */
+#endif
 
 static inline vf v_float(vi x) {
     return _mm256_cvtepi32_ps((__m256i)x);
@@ -69,7 +73,7 @@ static inline vi v_odd_nibbles(vi x) {
 }
 
 typedef vi word_sums; /* i32 */
-typedef vi byte_sums; /* pairs of i16 */
+typedef vi byte_sums; /* i32, or pairs of i16 */
 
 static inline word_sums v_keep_words(word_sums sum) {
     return (vi)v_keep((vf)sum);
@@ -83,12 +87,29 @@ static inline word_sums v_dot_words(word_sums sum, vi x, vi y) {
 static inline vi v_fold_words(word_sums sum) {
     return sum;
 }
+#if defined(__AVX512VNNI__) || defined(KVC_EMULATE_VNNI)
+static inline byte_sums v_dot_bytes(byte_sums sum, vi x, vi y) {
+#ifdef KVC_EMULATE_VNNI
+    const __m256i signs = _mm256_set1_epi16((int16_t)0xff00), a = (__m256i)x, b = (__m256i)y;
+    const __m256i even = _mm256_madd_epi16(_mm256_andnot_si256(signs, a),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return sum + (vi)even + (vi)odd;
+#else
+    return (vi)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)x, (__m256i)y);
+#endif
+}
+static inline vi v_fold_bytes(byte_sums sum) {
+    return sum;
+}
+#else
 static inline byte_sums v_dot_bytes(byte_sums sum, vi x, vi y) {
     return (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)x, (__m256i)y));
 }
 static inline vi v_fold_bytes(byte_sums sum) {
     return (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
 }
+#endif
 
 static inline void v_store_words(int16_t *to, vi a, vi b) {
     const __m256i words = _mm256_packs_epi32((__m256i)a, (__m256i)b);
