@@ -54,11 +54,10 @@ static const char help[] =
     "  of read (first_step_to_read) step 1 over the faster of both plain reads\n"
     "  step 2 (second_step)         the same again\n"
     "\n"
-    "Writes go by turns, then reads. The table has the medians, and below them the fastest passes; "
-    "ratios\n"
-    "are of these. Files are in the page cache. Attention over each restored cache is compared,\n"
-    "bit for bit: over one that was read with the saved one, over one that was mapped with one\n"
-    "that was read.\n";
+    "Writes go by turns, then reads. The table has the medians, and below them the fastest\n"
+    "passes; ratios are of these. Files are in the page cache. Attention over each restored\n"
+    "cache is compared, bit for bit: over one that was read with the saved one, over one that\n"
+    "was mapped with one that was read.\n";
 
 enum { MOST_CACHES = 16 };
 

@@ -66,22 +66,29 @@ int generate_tiers_open(session *s) {
     return open_spill(s, &blocks);
 }
 
+int generate_tiers_adopt(int64_t *ready, kvc_spill *spill, transformer *t, const int32_t *tokens,
+                         int64_t n) {
+    kvc_blocks_desc blocks = {.struct_size = sizeof blocks};
+    int64_t count = 0;
+    if (kvc_blocks_desc_get(t->blocks, &blocks) != KVC_OK) return cli_fail_library("the blocks");
+    int32_t *ids = calloc((size_t)(n / blocks.positions) + 1, sizeof *ids);
+    if (!ids) return cli_fail("no memory for the table of %lld blocks", (long long)n);
+    kvc_status status = kvc_spill_match(spill, NULL, tokens, n, ids, &count);
+    if (status == KVC_OK) status = kvc_cache_adopt(t->cache, 0, ids, count);
+    if (status == KVC_OK) status = kvc_blocks_release(t->blocks, ids, count);
+    free(ids);
+    *ready = count * blocks.positions;
+    return status == KVC_OK ? CLI_DONE : cli_fail_library("--tier");
+}
+
 int generate_tiers_restore(session *s) {
     generate_tiers *t = s->tiers;
-    int64_t count = 0;
     if (!t) return CLI_DONE;
     const int64_t n = (s->prompt_count < s->steps ? s->prompt_count : s->steps) - 1;
-    int32_t *ids = calloc((size_t)(n / t->positions) + 1, sizeof *ids);
-    if (!ids) return cli_fail("no memory for the table of %lld blocks", (long long)n);
     const uint64_t start_ns = stats_now_ns();
-    kvc_status status = kvc_spill_match(t->spill, NULL, s->prompt, n, ids, &count);
-    if (status == KVC_OK) status = kvc_cache_adopt(s->transformer.cache, 0, ids, count);
-    if (status == KVC_OK) status = kvc_blocks_release(s->transformer.blocks, ids, count);
+    const int status = generate_tiers_adopt(&s->ready, t->spill, &s->transformer, s->prompt, n);
     t->found_ns = stats_now_ns() - start_ns;
-    free(ids);
-    if (status != KVC_OK) return cli_fail_library("--tier");
-    s->ready = count * t->positions;
-    return CLI_DONE;
+    return status;
 }
 
 void generate_tiers_publish(session *s, const int32_t *ids, int64_t n) {

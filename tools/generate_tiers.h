@@ -6,6 +6,10 @@
 
 #include <stdint.h>
 
+#include <kvcache/spill.h>
+
+#include "generate/generate.h"
+
 /** Tiers, and the tree above them. */
 typedef struct generate_tiers generate_tiers;
 struct session;
@@ -14,6 +18,14 @@ struct session;
  * is the model's name in keys.
  * @return CLI_DONE, or CLI_FAILED with a line */
 int generate_tiers_open(struct session *s);
+
+/** Has the first sequence, an empty one, begin with the blocks that a tree and its tiers have of
+ * some tokens.
+ * @param ready   receives how many positions they are
+ * @param tokens  [n]
+ * @return CLI_DONE, or CLI_FAILED with a line; a fault of a tier is none */
+int generate_tiers_adopt(int64_t *ready, kvc_spill *spill, transformer *t, const int32_t *tokens,
+                         int64_t n);
 
 /** Has the first sequence begin with the blocks of the prompt that are found; its last token is
  * always computed, as the next is drawn from that. Sets s->ready.

@@ -46,9 +46,9 @@ typedef struct snapshot_row {
 /** Returns the bytes of the keys and values of a row's cache. */
 uint64_t snapshot_cache_bytes(const snapshot_shape *shape, const cache_kind *cache);
 
-/** Measures a row whose cache is set: all figures by turns in each pass, one pass before them
- * unmeasured. Attention over each restored cache must give what it gives over the saved one, bit
- * for bit; over a mapped one, what it gives over one that was read.
+/** Measures a row whose cache is set: writes by turns, then reads, one pass before them unmeasured.
+ * Attention over each restored cache must give what it gives over the saved one, bit for bit; over
+ * a mapped one, what it gives over one that was read.
  * @return  CLI_DONE, or CLI_FAILED with a line */
 int snapshot_measure(snapshot_row *row, const snapshot_shape *shape);
 

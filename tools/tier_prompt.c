@@ -7,6 +7,7 @@
 #include <kvcache/spill.h>
 
 #include "cli.h"
+#include "generate_tiers.h"
 #include "scratch.h"
 #include "tier_option.h"
 
@@ -97,27 +98,15 @@ static int take_computed(bench *b) {
     return status;
 }
 
-/* Has an empty cache begin with what the tier has of all but the last token, and computes the rest.
- */
-static int restore(engine *e, bench *b, tier_prompt *out) {
-    int32_t *ids = calloc((size_t)(b->count / BLOCK + 1), sizeof *ids);
-    int64_t count = 0;
-    if (!ids) return cli_fail("no memory for the table of blocks");
-    const uint64_t start_ns = stats_now_ns();
-    kvc_status status = kvc_spill_match(e->spill, NULL, b->prompt, b->count - 1, ids, &count);
-    if (status == KVC_OK) status = kvc_cache_adopt(e->transformer.cache, 0, ids, count);
-    if (status == KVC_OK) status = kvc_blocks_release(e->transformer.blocks, ids, count);
-    free(ids);
-    if (status != KVC_OK) return cli_fail_library("--tier");
-    if (compute(e, b, count * BLOCK) != CLI_DONE) return CLI_FAILED;
-    out->found = count * BLOCK;
-    return note(&b->restored_ns, start_ns);
-}
-
 static int take_restored(bench *b, tier_prompt *out) {
     engine e = {0};
     int status = engine_begin(&e, b);
-    if (status == CLI_DONE) status = restore(&e, b, out);
+    const uint64_t start_ns = stats_now_ns();
+    if (status == CLI_DONE) /* the last token is computed: the next is drawn from that */
+        status =
+            generate_tiers_adopt(&out->found, e.spill, &e.transformer, b->prompt, b->count - 1);
+    if (status == CLI_DONE) status = compute(&e, b, out->found);
+    if (status == CLI_DONE) status = note(&b->restored_ns, start_ns);
     if (status == CLI_DONE && memcmp(b->logits, e.transformer.logits,
                                      (size_t)b->model->vocab_size * sizeof *b->logits) != 0)
         status = cli_fail("--tier: the logits behind a prompt that came from it are not those that "
@@ -145,6 +134,7 @@ static int begin(bench *b) {
 int tier_prompt_measure(tier_prompt *out, const char *text, const checkpoint *model,
                         int64_t passes) {
     bench b = {.model = model, .count = model->seq_len - 1};
+    if (b.count < 1) return cli_fail("--model: a context of 1 given, at least 2 wanted");
     int status = tier_option_scratch(b.text, b.folder, sizeof b.folder, text);
     if (status == CLI_DONE) status = begin(&b);
     for (int64_t i = 0; i < passes && status == CLI_DONE; i++) {

@@ -354,7 +354,7 @@ static inline float element_of(const char *from, int64_t i, const int bits) {
 #include "attention/tile_quant.h"
 #endif
 
-static void fill_ops(kvc__ops *ops) {
+static inline void fill_ops(kvc__ops *ops) {
     *ops = (kvc__ops){
         .unit = 2 * W,
         .takes_any_dim = TAILS,

@@ -144,7 +144,7 @@ CHANNELS_TILE(1, 4)
 CHANNELS_TILE(2, 4)
 CHANNELS_TILE(4, 4)
 
-static void fill_channels(kvc__ops *ops) {
+static inline void fill_channels(kvc__ops *ops) {
     const kvc__score_fn scores[2][KVC__TILES] = {SCORES(c8), SCORES(c4)};
     memcpy(ops->score[KVC__OPS_C8], scores, sizeof scores);
 }

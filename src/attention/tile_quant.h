@@ -36,8 +36,9 @@
  *     vi v_even_bytes, v_odd_bytes     of 16 bits each, as words
  *     vi v_even_nibbles, v_odd_nibbles of 8 bits each, as bytes
  *     word_sums v_dot_words(sum, x, y) adds products of words, two for each of W sums
- *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, y signed, x below 128, or if
- * BY_BYTES as SIGNED_BYTES says, four for each of W sums; eight times at most unless BY_BYTES
+ *     byte_sums v_dot_bytes(sum, x, y) adds products of bytes, four for each of W sums. y is
+ *                                      signed; x as SIGNED_BYTES says and often, if BY_BYTES, or
+ *                                      below 128 and eight times at most
  *     v_keep_words, v_keep_bytes       as v_keep, of sums
  *     vi v_fold_words, v_fold_bytes    the W sums
  *     v_store_words(to, a, b), v_store_bytes(to, x[4])  narrowed, 2 W and 4 W of them

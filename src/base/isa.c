@@ -37,6 +37,10 @@ static bool has_avx512(void) {
 static bool has_avx512bf16(void) {
     return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
+
+bool kvc__isa_has_vnni(void) {
+    return has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
 #elif defined(__aarch64__)
 static bool has_dot(void) {
     return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
@@ -46,14 +50,6 @@ static bool has_bf16(void) {
     return has_dot() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
 }
 #endif
-
-bool kvc__isa_has_vnni(void) {
-#if defined(__x86_64__)
-    return has_avx512() && __builtin_cpu_supports("avx512vnni");
-#else
-    return false;
-#endif
-}
 
 /* Each is faster than those before it. The first runs everywhere. */
 static const struct isa {

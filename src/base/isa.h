@@ -28,7 +28,7 @@ typedef struct kvc__isa_choice {
 /** Returns the choice by KVC_ISA. Made once; thread-safe. */
 const kvc__isa_choice *kvc__isa_best(void);
 
-/** Tells whether the CPU has AVX-512 VNNI: products of bytes. */
+/** x86-64: tells whether the CPU has AVX-512 VNNI, products of bytes. */
 bool kvc__isa_has_vnni(void);
 
 /** Chooses as kvc__isa_best does.

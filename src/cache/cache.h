@@ -104,9 +104,10 @@ kvc_status kvc__plane_bytes(size_t *out, const kvc__plane *plane, int64_t positi
 kvc_array kvc__plane_array(const kvc_cache *cache, const kvc__layer *layer, const kvc__plane *plane,
                            int64_t first, int64_t count);
 
-/** A file's bytes lie in memory as in the file, counted in such blocks, which are those of the page
- * table's lowest level: the system keeps files in pieces of up to so many bytes, and gives all
- * pages of a piece with the first that is touched, if the piece lies in one block of addresses. */
+/** What is mapped keeps its place in such a block: its addresses and its file's bytes differ by
+ * whole ones. The system keeps files in pieces of up to a block (store/sink.h writes such) and
+ * gives all pages of a piece with the first that is touched, if addresses have it within one block,
+ * which a page of the lowest page table describes. */
 enum { KVC__FILE_BLOCK_BYTES = 2 << 20 };
 
 /** Takes address space for some positions a range of a mapped layer's plane, the first of which

@@ -196,7 +196,7 @@ kvc_status kvc__plane_reserve_shifted(kvc_buffer **out, const kvc__plane *plane,
 }
 
 /* Takes address space for the rows of a plane and has the file lie in it, from the begin of the
- * block on in which they begin. */
+ * block on in which they begin. Memory that an earlier use left behind them is given back. */
 static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int fd, int64_t rows,
                             uint64_t offset) {
     size_t bytes;
@@ -204,7 +204,7 @@ static kvc_status map_plane(kvc__plane *plane, const kvc_cache *cache, int fd, i
     plane->units_done = 0;
     plane->shift_bytes = (size_t)(offset % KVC__FILE_BLOCK_BYTES);
     KVC_TRY(kvc__plane_reserve_shifted(&plane->buffer, plane, cache, rows));
-    kvc_buffer_decommit(plane->buffer, 0, kvc_buffer_capacity_bytes(plane->buffer)); /* if used */
+    kvc_buffer_decommit(plane->buffer, 0, kvc_buffer_capacity_bytes(plane->buffer));
     KVC_TRY(kvc__plane_bytes(&bytes, plane, rows));
     return kvc_buffer_map(plane->buffer, 0, plane->shift_bytes + bytes, fd,
                           offset - plane->shift_bytes);

@@ -1,7 +1,5 @@
 #include "store/rows.h"
 
-#include <string.h>
-
 #include "base/error.h"
 #include "store/format.h"
 
@@ -19,77 +17,25 @@ kvc_status kvc__rows_check(size_t *bytes, const kvc_array *array, const char *wh
 }
 
 void kvc__rows_init(kvc__rows *rows, const kvc_array *array) {
-    int64_t elements = 1, runs = 1;
+    int64_t elements = 1;
     *rows = (kvc__rows){
         .array = array, .outer = array->ndim, .run_bytes = kvc_dtype_size_bytes(array->dtype)};
-    while (rows->outer > 0 && rows->run_bytes < KVC__LONG_BYTES &&
+    while (rows->outer > 0 && rows->run_bytes < KVC__LONG_RUN_BYTES &&
            (array->shape[rows->outer - 1] == 1 || array->strides[rows->outer - 1] == elements)) {
         const int64_t extent = array->shape[--rows->outer];
         elements *= extent;
         rows->run_bytes *= (size_t)extent;
     }
-    for (int i = 0; i < rows->outer; i++) runs *= array->shape[i];
-    rows->left = (size_t)runs * rows->run_bytes;
-    rows->gathers = rows->run_bytes < KVC__DIRECT_BYTES && runs > 1;
 }
 
-static char *find(const kvc__rows *rows, const kvc__rows_place *place) {
-    int64_t element = 0;
-    for (int i = 0; i < rows->outer; i++) element += place->at[i] * rows->array->strides[i];
-    return (char *)rows->array->data + element * (int64_t)kvc_dtype_size_bytes(rows->array->dtype) +
-           place->past;
-}
-
-/* Bytes of `bytes` that lie without a gap from a place on. */
-static size_t some_of(const kvc__rows *rows, const kvc__rows_place *place, size_t bytes) {
-    const size_t left = rows->run_bytes - place->past;
-    return bytes < left ? bytes : left;
-}
-
-/* Goes on by bytes of the same run. */
-static void step(const kvc__rows *rows, kvc__rows_place *place, size_t bytes) {
-    place->past += bytes;
-    if (place->past < rows->run_bytes) return;
-    place->past = 0;
+char *kvc__rows_find(const kvc__rows *rows, size_t offset, size_t *bytes) {
+    const kvc_array *array = rows->array;
+    const size_t past = offset % rows->run_bytes;
+    int64_t run = (int64_t)(offset / rows->run_bytes), element = 0;
     for (int i = rows->outer - 1; i >= 0; i--) {
-        if (++place->at[i] < rows->array->shape[i]) return;
-        place->at[i] = 0;
+        element += run % array->shape[i] * array->strides[i];
+        run /= array->shape[i];
     }
-}
-
-bool kvc__rows_next(kvc__rows *rows, char *room, size_t most) {
-    if (rows->left == 0) return false;
-    rows->first = rows->next;
-    rows->bytes = rows->left < most ? rows->left : most;
-    if (!rows->gathers) rows->bytes = some_of(rows, &rows->first, rows->bytes);
-    rows->piece = rows->gathers ? room : find(rows, &rows->first);
-    for (size_t done = 0, some; done < rows->bytes; done += some) {
-        some = some_of(rows, &rows->next, rows->bytes - done);
-        step(rows, &rows->next, some);
-    }
-    rows->left -= rows->bytes;
-    return true;
-}
-
-bool kvc__rows_ends_long(const kvc__rows *rows) {
-    return rows->run_bytes >= KVC__LONG_BYTES && rows->next.past == 0;
-}
-
-static void copy_runs(const kvc__rows *rows, bool to_piece) {
-    kvc__rows_place place = rows->first;
-    if (!rows->gathers) return;
-    for (size_t done = 0, some; done < rows->bytes; done += some) {
-        char *in_array = find(rows, &place), *in_piece = rows->piece + done;
-        some = some_of(rows, &place, rows->bytes - done);
-        memcpy(to_piece ? in_piece : in_array, to_piece ? in_array : in_piece, some);
-        step(rows, &place, some);
-    }
-}
-
-void kvc__rows_gather(const kvc__rows *rows) {
-    copy_runs(rows, true);
-}
-
-void kvc__rows_scatter(const kvc__rows *rows) {
-    copy_runs(rows, false);
+    *bytes = rows->run_bytes - past;
+    return (char *)array->data + element * (int64_t)kvc_dtype_size_bytes(array->dtype) + past;
 }

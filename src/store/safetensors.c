@@ -165,19 +165,6 @@ static size_t most_of(size_t left) {
     return left < KVC__PIECE_BYTES ? left : KVC__PIECE_BYTES;
 }
 
-/* Reads all pieces of an array, through room where they are gathered, and adds them to a checksum
- * where there is one. */
-static kvc_status read_rows(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
-                            kvc__rows *rows, char *room, kvc__digest *digest) {
-    for (uint64_t at = tensor->offset; kvc__rows_next(rows, room, KVC__PIECE_BYTES);
-         at += rows->bytes) {
-        KVC_TRY(kvc__file_read(&s->file, rows->piece, rows->bytes, at));
-        if (digest) kvc__digest_add(digest, rows->piece, rows->bytes);
-        kvc__rows_scatter(rows);
-    }
-    return KVC_OK;
-}
-
 static kvc_status check_fits(const kvc_safetensors_tensor *tensor, const kvc_array *into) {
     bool same = into->dtype == tensor->dtype && into->ndim == tensor->ndim;
     for (int i = 0; same && i < into->ndim; i++) same = into->shape[i] == tensor->shape[i];
@@ -189,28 +176,6 @@ static kvc_status check_fits(const kvc_safetensors_tensor *tensor, const kvc_arr
                      kvc__shape_shown(wanted, tensor->ndim, tensor->shape));
 }
 
-kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
-                                const kvc_array *into) {
-    size_t bytes;
-    kvc__piece buffer = {0};
-    kvc__rows rows;
-    kvc__digest digest;
-    KVC_TRY(kvc__rows_check(&bytes, into, "into"));
-    KVC_TRY(check_fits(tensor, into));
-    kvc_status status = KVC_OK;
-    kvc__digest_init(&digest);
-    if (bytes) {
-        kvc__rows_init(&rows, into);
-        if (rows.gathers) status = kvc__piece_init(&buffer, most_of(bytes));
-        if (status == KVC_OK)
-            status =
-                read_rows(s, tensor, &rows, buffer.data, s->header.has_checksums ? &digest : NULL);
-        kvc__piece_deinit(&buffer);
-    }
-    if (status == KVC_OK && s->header.has_checksums) status = compare(s, tensor, &digest);
-    return status;
-}
-
 /* What is shorter goes through room: to have the system place it costs more than to copy it. */
 enum { SCATTERED_BYTES = 1 << 13, MOST_PARTS = 64 };
 
@@ -219,10 +184,10 @@ typedef struct scatter {
     const kvc_safetensors_tensor *tensor;
     kvc__place_fn place;
     void *context;
-    char *room;   /* of a piece */
-    size_t done;  /* bytes of the tensor before the piece; */
-    size_t bytes; /* in it, */
-    int count;    /* in so many parts */
+    kvc__piece room; /* of a piece, once something goes there */
+    size_t done;     /* bytes of the tensor before the piece; */
+    size_t bytes;    /* in it, */
+    int count;       /* in so many parts */
     struct iovec parts[MOST_PARTS];
 } scatter;
 
@@ -235,15 +200,16 @@ static char *find_place(const scatter *x, size_t at, size_t most, size_t *bytes,
     return *copied ? NULL : to;
 }
 
-/* Finds the parts of the next piece. False at the end. */
-static bool next_parts(scatter *x) {
+/* Finds the parts of the next piece. */
+static kvc_status next_parts(scatter *x) {
     const size_t most = most_of(x->tensor->bytes - x->done);
     char *copied;
     x->count = 0;
     x->bytes = 0;
     for (size_t some; x->bytes < most; x->bytes += some) {
         char *to = find_place(x, x->bytes, most - x->bytes, &some, &copied);
-        if (!to) to = x->room + x->bytes;
+        if (!to && !x->room.data) KVC_TRY(kvc__piece_init(&x->room, most_of(x->tensor->bytes)));
+        if (!to) to = x->room.data + x->bytes;
         struct iovec *last = &x->parts[x->count - (x->count > 0)];
         if (x->count && (char *)last->iov_base + last->iov_len == to) {
             last->iov_len += some;
@@ -252,7 +218,7 @@ static bool next_parts(scatter *x) {
         if (x->count == MOST_PARTS) break;
         x->parts[x->count++] = (struct iovec){to, some};
     }
-    return x->bytes > 0;
+    return KVC_OK;
 }
 
 /* Copies what went to room. */
@@ -260,7 +226,7 @@ static void copy_parts(const scatter *x) {
     char *copied;
     for (size_t at = 0, some; at < x->bytes; at += some) {
         (void)find_place(x, at, x->bytes - at, &some, &copied);
-        if (copied) memcpy(copied, x->room + at, some);
+        if (copied) memcpy(copied, x->room.data + at, some);
     }
 }
 
@@ -275,19 +241,32 @@ static kvc_status read_parts(const kvc_safetensors *s, const scatter *x, kvc__di
 
 kvc_status kvc__safetensors_scatter(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
                                     kvc__place_fn place, void *context) {
-    kvc__piece room;
-    kvc__digest digest;
-    kvc_status status = KVC_OK;
     const bool verifies = s->header.has_checksums;
-    KVC_TRY(kvc__piece_init(&room, most_of(tensor->bytes)));
+    kvc_status status = KVC_OK;
+    kvc__digest digest;
+    scatter x = {.tensor = tensor, .place = place, .context = context};
     kvc__digest_init(&digest);
-    scatter x = {.tensor = tensor, .place = place, .context = context, .room = room.data};
-    for (; status == KVC_OK && next_parts(&x); x.done += x.bytes) {
-        status = read_parts(s, &x, verifies ? &digest : NULL);
+    for (; status == KVC_OK && x.done < tensor->bytes; x.done += x.bytes) {
+        status = next_parts(&x);
+        if (status == KVC_OK) status = read_parts(s, &x, verifies ? &digest : NULL);
         if (status == KVC_OK) copy_parts(&x);
     }
-    kvc__piece_deinit(&room);
+    kvc__piece_deinit(&x.room);
     return status == KVC_OK && verifies ? compare(s, tensor, &digest) : status;
+}
+
+static char *place_in_rows(void *context, size_t offset, size_t *bytes) {
+    return kvc__rows_find(context, offset, bytes);
+}
+
+kvc_status kvc_safetensors_load(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor,
+                                const kvc_array *into) {
+    size_t bytes;
+    kvc__rows rows;
+    KVC_TRY(kvc__rows_check(&bytes, into, "into"));
+    KVC_TRY(check_fits(tensor, into));
+    kvc__rows_init(&rows, into);
+    return kvc__safetensors_scatter(s, tensor, place_in_rows, &rows);
 }
 
 kvc_status kvc_safetensors_verify(const kvc_safetensors *s, const kvc_safetensors_tensor *tensor) {

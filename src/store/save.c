@@ -165,35 +165,51 @@ static kvc_status make_header(save *s) {
 }
 
 /* Puts a piece, and adds it to the checksum where there is to be one. */
-static kvc_status put(save *s, char *piece, size_t bytes, kvc__digest *digest) {
+static kvc_status put(save *s, const char *piece, size_t bytes, kvc__digest *digest) {
     if (s->writer->prefix) kvc__digest_add(digest, piece, bytes);
     return kvc__sink_put(&s->sink, piece, bytes);
 }
 
-/* Room for the next piece. */
-static char *room_for(save *s, size_t *most) {
-    char *room = kvc__sink_room(&s->sink, most);
-    if (*most > KVC__PIECE_BYTES) *most = KVC__PIECE_BYTES;
+/* Room for the next piece, and how much of what is left it takes. */
+static char *room_for(save *s, size_t left, size_t *bytes) {
+    char *room = kvc__sink_room(&s->sink, bytes);
+    if (*bytes > KVC__PIECE_BYTES) *bytes = KVC__PIECE_BYTES;
+    if (*bytes > left) *bytes = left;
     return room;
+}
+
+/* Runs that are shorter are gathered: to write each by itself would cost more. */
+enum { DIRECT_BYTES = 1 << 16 };
+
+static void gather(char *to, const kvc__rows *rows, size_t offset, size_t bytes) {
+    for (size_t done = 0, some; done < bytes; done += some) {
+        const char *from = kvc__rows_find(rows, offset + done, &some);
+        if (some > bytes - done) some = bytes - done;
+        memcpy(to + done, from, some);
+    }
 }
 
 static kvc_status write_array(save *s, const kvc__entry *e, kvc__digest *digest) {
     kvc__rows rows;
-    size_t most;
     kvc__rows_init(&rows, &e->array);
-    for (char *room = room_for(s, &most); kvc__rows_next(&rows, room, most);
-         room = room_for(s, &most)) {
-        kvc__rows_gather(&rows);
-        KVC_TRY(put(s, rows.piece, rows.bytes, digest));
-        if (kvc__rows_ends_long(&rows)) KVC_TRY(kvc__sink_flush(&s->sink));
+    const bool gathers = rows.run_bytes < DIRECT_BYTES && rows.run_bytes < e->bytes;
+    for (size_t done = 0, bytes, run; done < e->bytes; done += bytes) {
+        char *room = room_for(s, e->bytes - done, &bytes), *piece = room;
+        if (gathers) gather(room, &rows, done, bytes);
+        else {
+            piece = kvc__rows_find(&rows, done, &run);
+            if (bytes > run) bytes = run;
+        }
+        KVC_TRY(put(s, piece, bytes, digest));
+        if (rows.run_bytes >= KVC__LONG_RUN_BYTES && (done + bytes) % rows.run_bytes == 0)
+            KVC_TRY(kvc__sink_flush(&s->sink));
     }
     return KVC_OK;
 }
 
 static kvc_status write_filled(save *s, const kvc__entry *e, kvc__digest *digest) {
     for (size_t done = 0, bytes; done < e->bytes; done += bytes) {
-        char *room = room_for(s, &bytes);
-        if (bytes > e->bytes - done) bytes = e->bytes - done;
+        char *room = room_for(s, e->bytes - done, &bytes);
         KVC_TRY(e->fill(e->context, room, done, bytes));
         KVC_TRY(put(s, room, bytes, digest));
     }

@@ -3,12 +3,6 @@
 #ifndef KVC_ATTENTION_X86_INTEGERS_AVX2_H
 #define KVC_ATTENTION_X86_INTEGERS_AVX2_H
 
-#if defined(__AVX512VNNI__) || defined(KVC_EMULATE_VNNI)
-enum { BY_BYTES = 1, SIGNED_BYTES = 0 };
-#else
-enum { BY_BYTES = 0, SIGNED_BYTES = 0 }; /* bytes are added up in 16 bits */
-#endif
-
 static inline vf v_float(vi x) {
     return _mm256_cvtepi32_ps((__m256i)x);
 }
@@ -87,7 +81,10 @@ static inline word_sums v_dot_words(word_sums sum, vi x, vi y) {
 static inline vi v_fold_words(word_sums sum) {
     return sum;
 }
+
 #if defined(__AVX512VNNI__) || defined(KVC_EMULATE_VNNI)
+enum { BY_BYTES = 1, SIGNED_BYTES = 0 };
+
 static inline byte_sums v_dot_bytes(byte_sums sum, vi x, vi y) {
 #ifdef KVC_EMULATE_VNNI
     const __m256i signs = _mm256_set1_epi16((int16_t)0xff00), a = (__m256i)x, b = (__m256i)y;
@@ -103,6 +100,8 @@ static inline vi v_fold_bytes(byte_sums sum) {
     return sum;
 }
 #else
+enum { BY_BYTES = 0, SIGNED_BYTES = 0 }; /* bytes are added up in 16 bits */
+
 static inline byte_sums v_dot_bytes(byte_sums sum, vi x, vi y) {
     return (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)x, (__m256i)y));
 }

@@ -14,5 +14,6 @@
 /* clang-format on */
 
 void kvc__ops_vnni(kvc__ops *ops) {
-    fill_ops(ops);
+    *ops = (kvc__ops){.unit = UNIT};
+    fill_packed(ops);
 }
