@@ -35,7 +35,7 @@ static int connect_plainly(tier_plain *plain, const char *text) {
         return cli_usage("--tier: for plain hiredis redis://HOST[:PORT] wanted, without the rest");
     plain->context = redisConnect(host, (int)port);
     if (plain->context && !plain->context->err) return CLI_DONE;
-    return cli_fail("--tier: %s", plain->context ? plain->context->errstr : "no memory");
+    return cli_fail("--tier: %s: %s", text, plain->context ? plain->context->errstr : "no memory");
 }
 
 /* Takes replies of commands that were sent; copies strings to data, where it is not NULL. */
