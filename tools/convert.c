@@ -54,6 +54,7 @@ typedef struct options {
 #include <kvcache/snapshot.h>
 
 #include "inspect.h"
+#include "load.h"
 #include "progress_bar.h"
 
 /* A conversion under way. */
@@ -142,7 +143,7 @@ static int check_out(const options *o) {
 static int read_cache(conversion *c) {
     const kvc_snapshot_options how = {
         .struct_size = sizeof how, .growth = KVC_GROW_CHUNK, .progress = progress_bar_loading};
-    return kvc_snapshot_restore(&c->cache, c->pool, c->in, &how) == KVC_OK
+    return load_snapshot(&c->cache, c->pool, c->in, how) == KVC_OK
                ? CLI_DONE
                : cli_fail("%s", kvc_last_error());
 }

@@ -9,6 +9,7 @@
 #include <kvcache/snapshot.h>
 
 #include "generate_model.h"
+#include "load.h"
 #include "progress_bar.h"
 
 static bool is_same(const kvc_layer_spec *a, const kvc_layer_spec *b) {
@@ -77,7 +78,7 @@ static bool restore(session *s, const kvc_snapshot *snapshot) {
                                           .expected = &expected,
                                           .progress = progress_bar_loading};
     cli_progress_begin();
-    const kvc_status status = kvc_snapshot_restore(&cache, s->pool, snapshot, &options);
+    const kvc_status status = load_snapshot(&cache, s->pool, snapshot, options);
     cli_progress_end();
     if (status != KVC_OK) {
         (void)cli_fail_library("--load-cache");

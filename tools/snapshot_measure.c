@@ -256,8 +256,11 @@ static int take_load(bench *b) {
     kvc_cache *cache = NULL;
     int status = open_reading(b);
     if (status != CLI_DONE) return status;
-    const kvc_snapshot_options options = {
-        .struct_size = sizeof options, .growth = b->row->cache->growth, .blocks = b->read_blocks};
+    const kvc_executor executor = kvc_threads_executor(b->threads);
+    const kvc_snapshot_options options = {.struct_size = sizeof options,
+                                          .growth = b->row->cache->growth,
+                                          .blocks = b->read_blocks,
+                                          .executor = &executor};
     const uint64_t start_ns = begin_figure(b, "loading");
     status = keep_library(b, SNAPSHOT_LOAD, start_ns,
                           kvc_snapshot_load(&cache, b->reading, b->path, &options));
