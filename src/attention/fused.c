@@ -217,7 +217,7 @@ static void end_rows(const kvc__work *w) {
             for (int64_t e = 0; e < kvc__smaller(unit, job->value_dim - d); e++)
                 x[d + e] = blind ? 0 : sums[(d + place[e]) * w->panel] * scale;
         if (job->format.rotated) kvc__rotate(x, job->value_dim);
-        for (int64_t d = 0; d < job->value_dim; d++) kvc__row_store(out, job->out.dtype, d, x[d]);
+        kvc__row_store(out, job->out.dtype, 0, job->value_dim, x);
         kvc__store_lse(job, w->part.sequence, head, i, (double)w->max[r], (double)w->total[r]);
     }
 }

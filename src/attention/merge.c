@@ -92,8 +92,8 @@ static void merge_row(const kvc_array *out, const parts *p, weight all, const in
             kvc__row_load(row, row_of(from, at), from->dtype, start, n);
             for (int64_t d = 0; d < n; d++) sums[d] += share * (double)row[d];
         }
-        for (int64_t d = 0; d < n; d++)
-            kvc__row_store(row_of(out, at), out->dtype, start + d, (float)sums[d]);
+        for (int64_t d = 0; d < n; d++) row[d] = (float)sums[d];
+        kvc__row_store(row_of(out, at), out->dtype, start, n, row);
     }
 }
 

@@ -22,10 +22,16 @@ static inline void kvc__row_load(float *restrict dst, const void *restrict row, 
         for (int64_t d = 0; d < n; d++) dst[d] = kvc__f32_of_bf16(words[d]);
 }
 
-/** row[d] = x, rounded to f32, f16 or bf16. */
-static inline void kvc__row_store(void *row, kvc_dtype dtype, int64_t d, float x) {
-    if (dtype == KVC_F32) ((float *)row)[d] = x;
-    else ((uint16_t *)row)[d] = dtype == KVC_F16 ? kvc__f16_of_f32(x) : kvc__bf16_of_f32(x);
+/** row[start..start + n) = src[0..n), rounded to f32, f16 or bf16. */
+static inline void kvc__row_store(void *restrict row, kvc_dtype dtype, int64_t start, int64_t n,
+                                  const float *restrict src) {
+    float *floats = (float *)row + start;
+    uint16_t *words = (uint16_t *)row + start;
+    if (dtype == KVC_F32) memcpy(floats, src, (size_t)n * sizeof *src);
+    else if (dtype == KVC_F16)
+        for (int64_t d = 0; d < n; d++) words[d] = kvc__f16_of_f32(src[d]);
+    else
+        for (int64_t d = 0; d < n; d++) words[d] = kvc__bf16_of_f32(src[d]);
 }
 
 #endif
