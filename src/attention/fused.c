@@ -56,14 +56,13 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
     /* With fewer rows than these, panels would leave too many lanes idle. They convert keys, or
-     * unpack or turn them, which is dearer: rows that tiles multiply as they lie are better off for
-     * longer. */
-    const int64_t lanes = ops->lanes;
+     * unpack or turn them: rows that tiles multiply as they lie are better off for longer. */
     const bool direct = is_direct(ops, format, key_dim, value_dim);
-    const bool few_convert = format.bits || format.dtype == KVC_F32;
+    const int64_t lanes = ops->lanes;
     const int64_t least = format.keys_per_channel ? 4 * lanes
-                          : format.bits && direct ? PACKED_PANEL_LEAST
-                                                  : (few_convert ? 1 : 2) * lanes;
+                          : !direct               ? 2 * lanes
+                          : format.bits           ? PACKED_PANEL_LEAST
+                                                  : ops->panel_least;
     const bool many = rows >= least;
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);

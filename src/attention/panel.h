@@ -23,6 +23,12 @@
  * than 8 sums would wait for each other. */
 enum { VECTORS = KVC__PANEL_VECTORS, PANEL = VECTORS * W, MOST_DEPTH = 8 };
 
+/* With fewer rows than these tiles are faster: panels leave lanes idle, and convert each block for
+ * few. */
+#ifndef PANEL_LEAST
+#define PANEL_LEAST (2 * W)
+#endif
+
 /* What rows see of a block, for lanes: bit j of a row is bit j % 32 of word j / 32. */
 typedef struct panel_sight {
     uint64_t all, any; /* what every row sees, and what some do */
@@ -220,6 +226,7 @@ static void fill_panels(kvc__ops *ops) {
                                  {panel_score_3, panel_soften_3, panel_weigh_3}};
     memcpy(ops->panels, panels, sizeof panels);
     ops->lanes = W;
+    ops->panel_least = PANEL_LEAST;
     ops->widen[SLOT(KVC_F32)] = widen_f32;
     ops->widen[SLOT(KVC_BF16)] = widen_bf16;
 #if TILES_F16

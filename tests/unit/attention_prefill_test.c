@@ -14,7 +14,7 @@ static const kvc_dtype dtypes[] = {KVC_F32, KVC_F16, KVC_BF16};
 static const int64_t edges[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
 enum { EDGES = sizeof edges / sizeof *edges };
 
-/* Every count of lanes left over, from one row on to several panels. */
+/* Every count of rows: of tiles, and of lanes left over by one panel and several. */
 static void prefill__takes_every_count_of_rows(void **state) {
     (void)state;
     uint64_t seed = test_seed(61);
@@ -64,7 +64,7 @@ static void prefill__takes_every_dim(void **state) {
                                  .key_dim = dims[i],
                                  .value_dim =
                                      test_below(&seed, 2) ? dims[i] : 1 + test_below(&seed, 100),
-                                 .queries = 12,
+                                 .queries = 17, /* 51 rows */
                                  .length = dims[i] < 200 ? 80 : 20,
                                  .kv_dtype = dtypes[t]};
             test_check_threads(&c, &seed);
@@ -75,7 +75,7 @@ static void prefill__takes_positions_to_every_edge_of_a_block(void **state) {
     (void)state;
     uint64_t seed = test_seed(64);
     for (int64_t length = 1; length <= 135; length++) {
-        test_case c = {.q_heads = 2, .key_dim = 5, .queries = 13, .length = length};
+        test_case c = {.q_heads = 4, .key_dim = 5, .queries = 13, .length = length};
         test_check_threads(&c, &seed);
         c.window = 1 + test_below(&seed, length);
         test_check_threads(&c, &seed);
@@ -123,7 +123,7 @@ static bool is_nan_row(const test_problem *p, int64_t head, int64_t i) {
  * and no other. */
 static void prefill__shows_nan_to_those_who_see_it(void **state) {
     (void)state;
-    enum { QUERIES = 45, LENGTH = 131 };
+    enum { QUERIES = 49, LENGTH = 131 };
     uint64_t seed = test_seed(66);
     for (int turn = 0; turn < 120; turn++) {
         const int64_t at = test_below(&seed, LENGTH), group = 1 + test_below(&seed, 3);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 enum { W = 8, LANES = W / 4 };
+#define PANEL_LEAST (2 * PANEL) /* measured, with panels of 24 rows */
 typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
 
