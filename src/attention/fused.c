@@ -19,9 +19,6 @@
  * 512 KiB together with it. */
 enum { TILE_ROWS = 64, PANEL_ROWS = 384, WIDE_PANEL_ROWS = 192, WIDE = 2 * 128 };
 
-/* Least rows of panels, where tiles multiply packed rows as they lie. */
-enum { PACKED_PANEL_LEAST = 16 };
-
 static int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
 }
@@ -52,18 +49,20 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
     return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), KVC__BLOCK);
 }
 
+/* With fewer rows than these, panels would leave too many lanes idle. They convert keys, or unpack
+ * or turn them: rows that tiles multiply as they lie are better off with those for longer. */
+static int64_t least_of_panels(const kvc__ops *ops, kvc__format format, bool direct) {
+    const int slot = slot_of(format);
+    if (format.keys_per_channel && slot < KVC__OPS_Q8) return (int64_t)4 * ops->lanes;
+    if (format.keys_per_channel) return ops->panel_least[slot - KVC__OPS_Q8 + KVC__OPS_C8];
+    return direct ? ops->panel_least[slot] : (int64_t)2 * ops->lanes;
+}
+
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
-    /* With fewer rows than these, panels would leave too many lanes idle. They convert keys, or
-     * unpack or turn them: rows that tiles multiply as they lie are better off for longer. */
     const bool direct = is_direct(ops, format, key_dim, value_dim);
-    const int64_t lanes = ops->lanes;
-    const int64_t least = format.keys_per_channel ? 4 * lanes
-                          : !direct               ? 2 * lanes
-                          : format.bits           ? PACKED_PANEL_LEAST
-                                                  : ops->panel_least;
-    const bool many = rows >= least;
+    const bool many = rows >= least_of_panels(ops, format, direct);
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);

@@ -194,7 +194,7 @@ typedef struct kvc__ops {
     kvc__widen_fn widen[3];                        /**< NULL: there is no loader */
     kvc__scaling_fn scaling;                       /**< where packed rows are read as they lie */
     int lanes;                                     /**< of a vector */
-    int panel_least; /**< rows from which panels are faster than tiles of unpacked rows */
+    int panel_least[KVC__OPS_SLOTS]; /**< rows from which panels are faster than these tiles */
     kvc__panel panels[KVC__PANEL_VECTORS]; /**< [vectors in use - 1] */
 } kvc__ops;
 

@@ -23,10 +23,10 @@
  * than 8 sums would wait for each other. */
 enum { VECTORS = KVC__PANEL_VECTORS, PANEL = VECTORS * W, MOST_DEPTH = 8 };
 
-/* With fewer rows than these tiles are faster: panels leave lanes idle, and convert each block for
- * few. */
+/* The least rows of panels where tiles read keys and values as they lie, by slot. */
 #ifndef PANEL_LEAST
-#define PANEL_LEAST (2 * W)
+#define PANEL_LEAST                                                                                \
+    { 2 * W, 2 * W, 2 * W, 16, 16, 4 * W, 4 * W }
 #endif
 
 /* What rows see of a block, for lanes: bit j of a row is bit j % 32 of word j / 32. */
@@ -224,9 +224,10 @@ static void fill_panels(kvc__ops *ops) {
     const kvc__panel panels[] = {{panel_score_1, panel_soften_1, panel_weigh_1},
                                  {panel_score_2, panel_soften_2, panel_weigh_2},
                                  {panel_score_3, panel_soften_3, panel_weigh_3}};
+    const int least[KVC__OPS_SLOTS] = PANEL_LEAST;
     memcpy(ops->panels, panels, sizeof panels);
+    memcpy(ops->panel_least, least, sizeof least);
     ops->lanes = W;
-    ops->panel_least = PANEL_LEAST;
     ops->widen[SLOT(KVC_F32)] = widen_f32;
     ops->widen[SLOT(KVC_BF16)] = widen_bf16;
 #if TILES_F16
