@@ -3,37 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "array/rotate.h"
-#include "support/naive_cache.h"
+#include "support/naive_record.h"
 #include "support/support.h"
-
-enum { ROW_BYTES = 4096, PIECES = 3 }; /* of a row: elements; or words, scales, biases */
-
-static int64_t dim_of(const kvc_layer_spec *spec, int side) {
-    return side == 0 ? spec->key_dim : spec->value_dim;
-}
-
-/* Bytes of the pieces of a row. Returns how many there are. */
-static int piece_bytes(size_t bytes[PIECES], const kvc_layer_spec *spec, int side) {
-    const size_t dim = (size_t)dim_of(spec, side), size = kvc_dtype_size_bytes(spec->dtype);
-    bytes[0] = spec->kv_bits ? dim / 8 * (size_t)spec->kv_bits : dim * size;
-    bytes[1] = bytes[2] = spec->kv_bits ? dim / (size_t)spec->kv_group * size : 0;
-    return spec->kv_bits ? PIECES : 1;
-}
-
-static size_t row_bytes(const kvc_layer_spec *spec, int side) {
-    size_t bytes[PIECES];
-    (void)piece_bytes(bytes, spec, side);
-    return bytes[0] + bytes[1] + bytes[2];
-}
-
-static size_t side_offset(const kvc_layer_spec *spec, int side) {
-    return side == 0 ? 0 : (size_t)spec->kv_heads * row_bytes(spec, 0);
-}
-
-static size_t record_bytes(const kvc_layer_spec *spec) {
-    return (size_t)spec->kv_heads * (row_bytes(spec, 0) + row_bytes(spec, 1));
-}
 
 void naive_batch_init(naive_batch *naive, const kvc_cache *cache) {
     kvc_cache_desc desc = {.struct_size = sizeof desc};
@@ -82,53 +53,14 @@ static const char *element_at(const kvc_array *a, int64_t b, int64_t h, int64_t 
     return (const char *)a->data + at * (int64_t)kvc_dtype_size_bytes(a->dtype);
 }
 
-static kvc_array contiguous(kvc_dtype dtype, int64_t dim, void *data) {
-    kvc_array a;
-    assert_ok(kvc_array_borrow(&a, dtype, 1, &dim, NULL, data));
-    return a;
-}
-
-/* Writes a contiguous row as a layer keeps it: what kvc_quantize makes of that row alone, rotated
- * before where the layer is, or the conversion of each element. */
-static void store_row(uint8_t *out, const kvc_layer_spec *spec, int side, kvc_dtype dtype,
-                      void *row) {
-    _Alignas(64) char pieces[PIECES][ROW_BYTES];
-    const int64_t dim = dim_of(spec, side);
-    size_t bytes[PIECES];
-    const int count = piece_bytes(bytes, spec, side);
-    float rotated[ROW_BYTES / sizeof(float)];
-    kvc_array from = contiguous(dtype, dim, row);
-    assert_true(bytes[0] <= ROW_BYTES && dim <= ROW_BYTES / (int64_t)sizeof(float));
-    if (spec->rotated) {
-        convert_elements(rotated, KVC_F32, row, dtype, dim);
-        kvc__rotate(rotated, dim);
-        from = contiguous(KVC_F32, dim, rotated);
-    }
-    if (spec->kv_bits) {
-        const int64_t groups = dim / spec->kv_group;
-        const kvc_quantized to = {
-            .struct_size = sizeof to,
-            .bits = spec->kv_bits,
-            .group = spec->kv_group,
-            .words = contiguous(KVC_U8, (int64_t)bytes[0], pieces[0]),
-            .scales = contiguous(spec->dtype, groups, pieces[1]),
-            .biases = contiguous(spec->dtype, groups, pieces[2]),
-        };
-        assert_ok(kvc_quantize(&to, &from));
-    } else {
-        convert_elements(pieces[0], spec->dtype, row, dtype, dim);
-    }
-    for (int i = 0; i < count; out += bytes[i], i++) memcpy(out, pieces[i], bytes[i]);
-}
-
 static void append_side(uint8_t *record, const kvc_layer_spec *spec, int side, const kvc_array *a,
                         int64_t sequence, int64_t position) {
-    _Alignas(64) char row[ROW_BYTES];
-    const size_t size = kvc_dtype_size_bytes(a->dtype), bytes = row_bytes(spec, side);
+    _Alignas(64) char row[RECORD_ROW_BYTES];
+    const size_t size = kvc_dtype_size_bytes(a->dtype);
     for (int64_t h = 0; h < spec->kv_heads; h++) {
         for (int64_t d = 0; d < a->shape[3]; d++)
             memcpy(row + (size_t)d * size, element_at(a, sequence, h, position, d), size);
-        store_row(record + side_offset(spec, side) + (size_t)h * bytes, spec, side, a->dtype, row);
+        record_store_row(record + record_row_offset(spec, side, h), spec, side, a->dtype, row);
     }
 }
 
@@ -197,51 +129,6 @@ void naive_batch_reorder(naive_batch *naive, const int64_t *from) {
     free(old);
 }
 
-static bool is_alike(const kvc_layer_spec *a, const kvc_layer_spec *b) {
-    return a->dtype == b->dtype && a->kv_bits == b->kv_bits && a->kv_group == b->kv_group &&
-           a->rotated == b->rotated;
-}
-
-/* A row as another layer keeps it. */
-static void convert_row(uint8_t *out, const kvc_layer_spec *to, const uint8_t *in,
-                        const kvc_layer_spec *from, int side) {
-    _Alignas(64) char pieces[PIECES][ROW_BYTES];
-    float row[ROW_BYTES / sizeof(float)];
-    size_t bytes[PIECES];
-    const int64_t dim = dim_of(from, side);
-    const int count = piece_bytes(bytes, from, side);
-    assert_true(dim <= ROW_BYTES / (int64_t)sizeof(float));
-    for (int i = 0; i < count; in += bytes[i], i++) memcpy(pieces[i], in, bytes[i]);
-    if (!from->kv_bits) {
-        store_row(out, to, side, from->dtype, pieces[0]);
-        return;
-    }
-    const int64_t groups = dim / from->kv_group;
-    const kvc_array unpacked = contiguous(KVC_F32, dim, row);
-    const kvc_quantized packed = {.struct_size = sizeof packed,
-                                  .bits = from->kv_bits,
-                                  .group = from->kv_group,
-                                  .words = contiguous(KVC_U8, (int64_t)bytes[0], pieces[0]),
-                                  .scales = contiguous(from->dtype, groups, pieces[1]),
-                                  .biases = contiguous(from->dtype, groups, pieces[2])};
-    assert_ok(kvc_dequantize(&unpacked, &packed));
-    if (from->rotated) kvc__rotate(row, dim);
-    store_row(out, to, side, KVC_F32, row);
-}
-
-static void convert_record(uint8_t *out, const kvc_layer_spec *to, const uint8_t *in,
-                           const kvc_layer_spec *from) {
-    if (is_alike(to, from)) {
-        memcpy(out, in, record_bytes(to));
-        return;
-    }
-    for (int side = 0; side < 2; side++)
-        for (int64_t h = 0; h < to->kv_heads; h++)
-            convert_row(out + side_offset(to, side) + (size_t)h * row_bytes(to, side), to,
-                        in + side_offset(from, side) + (size_t)h * row_bytes(from, side), from,
-                        side);
-}
-
 void naive_batch_copy(naive_batch *to, const naive_batch *from) {
     for (int64_t i = 0; i < to->layers; i++)
         for (int64_t b = 0; b < to->batch; b++) {
@@ -250,7 +137,7 @@ void naive_batch_copy(naive_batch *to, const naive_batch *from) {
             naive_list *list = naive_batch_list(to, i, b);
             uint8_t *record = extend(list, source->length);
             for (int64_t p = 0; p < source->length; p++)
-                convert_record(record + (size_t)p * list->record_bytes, spec,
+                record_convert(record + (size_t)p * list->record_bytes, spec,
                                source->bytes + (size_t)p * source->record_bytes, &from->specs[i]);
             list->trimmable = 0;
             list->sees_from = list->length - (spec->window - spec->keep);
@@ -261,13 +148,13 @@ void naive_batch_copy(naive_batch *to, const naive_batch *from) {
 
 /* A side of a layer: rows of [kv_heads][rows][piece], of one sequence or block. */
 typedef struct side_view {
-    const char *data[PIECES];
-    int64_t head_bytes[PIECES], row_bytes[PIECES];
+    const char *data[RECORD_PIECES];
+    int64_t head_bytes[RECORD_PIECES], row_bytes[RECORD_PIECES];
 } side_view;
 
-static side_view side_of(const kvc_array *const pieces[PIECES], int64_t sequence) {
+static side_view side_of(const kvc_array *const pieces[RECORD_PIECES], int64_t sequence) {
     side_view side = {0};
-    for (int i = 0; i < PIECES && pieces[i]; i++) {
+    for (int i = 0; i < RECORD_PIECES && pieces[i]; i++) {
         const kvc_array *a = pieces[i];
         const int head = a->ndim - 3;
         const int64_t size = (int64_t)kvc_dtype_size_bytes(a->dtype);
@@ -282,8 +169,8 @@ static side_view side_of(const kvc_array *const pieces[PIECES], int64_t sequence
 static bool row_equal(const side_view sides[2], int64_t row, const kvc_layer_spec *spec,
                       const uint8_t *record) {
     for (int side = 0; side < 2; side++) {
-        size_t bytes[PIECES];
-        const int count = piece_bytes(bytes, spec, side);
+        size_t bytes[RECORD_PIECES];
+        const int count = record_pieces(bytes, spec, side);
         for (int64_t h = 0; h < spec->kv_heads; h++)
             for (int i = 0; i < count; record += bytes[i], i++)
                 if (memcmp(sides[side].data[i] + h * sides[side].head_bytes[i] +
@@ -302,9 +189,9 @@ typedef struct layer_arrays {
 } layer_arrays;
 
 static void sides_of(side_view sides[2], const layer_arrays *a, int64_t sequence) {
-    const kvc_array *const k[PIECES] = {&a->k}, *const v[PIECES] = {&a->v};
-    const kvc_array *const kq[PIECES] = {&a->kq.words, &a->kq.scales, &a->kq.biases};
-    const kvc_array *const vq[PIECES] = {&a->vq.words, &a->vq.scales, &a->vq.biases};
+    const kvc_array *const k[RECORD_PIECES] = {&a->k}, *const v[RECORD_PIECES] = {&a->v};
+    const kvc_array *const kq[RECORD_PIECES] = {&a->kq.words, &a->kq.scales, &a->kq.biases};
+    const kvc_array *const vq[RECORD_PIECES] = {&a->vq.words, &a->vq.scales, &a->vq.biases};
     sides[0] = side_of(a->packed ? kq : k, sequence);
     sides[1] = side_of(a->packed ? vq : v, sequence);
 }
