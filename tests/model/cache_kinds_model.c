@@ -37,8 +37,9 @@ static kvc_layer_spec random_spec(model *m, int64_t layer, bool paged) {
         const bool halves = spec.key_dim % 64 == 0 && spec.value_dim % 64 == 0;
         spec.kv_group = halves && one_in(m, 2) ? 64 : 32;
         spec.rotated = one_in(m, 3);
+        spec.keys_per_channel = !paged && one_in(m, 2);
     }
-    if (!paged && one_in(m, 2)) {
+    if (!paged && !spec.keys_per_channel && one_in(m, 2)) {
         spec.window = one_in(m, 4) ? between(m, 1, 2) : between(m, 1, 40);
         spec.keep = one_in(m, 2) ? between(m, 0, spec.window - 1) : 0;
     }
@@ -57,7 +58,9 @@ static kvc_cache_desc random_desc(model *m, kvc_layer_spec specs[MAX_LAYERS]) {
                            .max_positions = one_in(m, 2) ? between(m, 1, LONGEST) : 0,
                            .slack = between(m, 0, 5)};
     for (int64_t i = 0; i < m->layers; i++)
-        specs[i] = growth == KVC_GROW_PAGED ? m->paged[i] : random_spec(m, i, false);
+        specs[i] = growth == KVC_GROW_PAGED ? m->paged[i]
+                   : one_in(m, 2)           ? m->usual[i]
+                                            : random_spec(m, i, false);
     if (growth == KVC_GROW_RESERVE && desc.max_positions == 0) desc.max_positions = LONGEST;
     if (growth == KVC_GROW_PAGED) desc.blocks = m->blocks;
     return desc;
@@ -268,6 +271,7 @@ void model_init(model *m, uint64_t seed) {
     new_blocks(m);
     for (int i = 0; i < HELD_BLOCKS; i++) m->held[i] = (held_block){.id = KVC_BLOCK_NONE};
     for (int i = 0; i < VIEWS; i++) m->views[i] = (kept_view){.cache = -1};
+    for (int64_t i = 0; i < m->layers; i++) m->usual[i] = random_spec(m, i, false);
     FOR_EACH_CACHE new_cache(m, c);
 }
 

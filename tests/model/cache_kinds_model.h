@@ -17,7 +17,7 @@ enum {
     MAX_BATCH = 4,
     HELD_BLOCKS = 6,
     VIEWS = 4,
-    LONGEST = 130,
+    LONGEST = 200,
     MOST_BLOCKS = 400
 };
 
@@ -45,6 +45,7 @@ typedef struct model {
     bool plain;                       /* on the test device: neither windows nor packed rows */
     int64_t layers, batch, positions; /* positions: of a block */
     kvc_layer_spec geometry[MAX_LAYERS], paged[MAX_LAYERS];
+    kvc_layer_spec usual[MAX_LAYERS]; /* that several caches have: copied as they lie */
     kvc_blocks *blocks;
     int32_t hoard[MOST_BLOCKS]; /* blocks that nobody is to get for now */
     int64_t hoarded;

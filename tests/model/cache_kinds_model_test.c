@@ -7,10 +7,6 @@ static bool within(const model *m, int c, int64_t length) {
     return m->descs[c].max_positions == 0 || length <= m->descs[c].max_positions;
 }
 
-static int64_t random_count(model *m) {
-    return one_in(m, 5) ? between(m, 0, 60) : between(m, 0, 3);
-}
-
 /* After a call that the description allows or not, nothing has changed where it failed. Returns
  * whether to try again: where a failure that was injected came first. */
 static bool again(model *m, int c, kvc_status status, bool allowed) {
@@ -41,14 +37,11 @@ static void free_sources(sources *s) {
     rows_deinit(&s->v);
 }
 
-/* All sequences, or each as many as it likes. */
-static void append(model *m, int c, int64_t layer) {
-    int64_t counts[MAX_BATCH], n = random_count(m);
-    const bool ragged = one_in(m, 2);
+/* The first counts[b] of n positions; ragged or not, by the call for that. */
+static void append(model *m, int c, int64_t layer, int64_t n, const int64_t *counts, bool ragged) {
     bool allowed = true;
     sources s = random_sources(m, layer, n);
     for (int64_t b = 0; b < m->batch; b++) {
-        counts[b] = !ragged ? n : one_in(m, 3) ? 0 : between(m, 0, n);
         const int64_t length = naive_batch_list(&m->naives[c], layer, b)->length;
         allowed = allowed && within(m, c, length + counts[b]);
     }
@@ -61,6 +54,24 @@ static void append(model *m, int c, int64_t layer) {
     } while (again(m, c, status, allowed));
     if (allowed) naive_batch_append(&m->naives[c], layer, &s.k.array, &s.v.array, counts);
     free_sources(&s);
+}
+
+/* Most are short; long ones complete blocks of keys, and turn their tail round. */
+static int64_t random_count(model *m, const kvc_layer_spec *spec) {
+    if (spec->keys_per_channel && one_in(m, 2)) return between(m, 0, (int64_t)2 * spec->kv_group);
+    return one_in(m, 5) ? between(m, 0, 60) : between(m, 0, 3);
+}
+
+/* To one layer, or to all, as only what all have can be trimmed; all sequences, or each as many as
+ * it likes. */
+static void append_some(model *m, int c) {
+    int64_t counts[MAX_BATCH], layer = between(m, 0, m->layers - 1);
+    const int64_t n = random_count(m, &m->naives[c].specs[layer]);
+    const bool ragged = one_in(m, 2), all = one_in(m, 2);
+    for (int64_t b = 0; b < m->batch; b++)
+        counts[b] = !ragged ? n : one_in(m, 3) ? 0 : between(m, 0, n);
+    if (!all) append(m, c, layer, n, counts, ragged);
+    for (layer = 0; all && layer < m->layers; layer++) append(m, c, layer, n, counts, ragged);
 }
 
 static bool is_lendable(const model *m, int c, int64_t layer) {
@@ -224,7 +235,7 @@ static void copy_somewhere(model *m) {
 static void step(model *m) {
     const int one = (int)between(m, 0, CACHES - 1);
     const int64_t layer = between(m, 0, m->layers - 1), what = between(m, 1, 100);
-    if (what <= 50) append(m, one, layer);
+    if (what <= 50) append_some(m, one);
     else if (what <= 55) write_in_place(m, one, layer);
     else if (what <= 65) trim(m, one);
     else if (what <= 69) clear(m, one);

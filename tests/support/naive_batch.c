@@ -22,7 +22,10 @@ void naive_batch_init(naive_batch *naive, const kvc_cache *cache) {
 }
 
 void naive_batch_deinit(naive_batch *naive) {
-    for (int64_t i = 0; i < naive->layers * naive->batch; i++) free(naive->lists[i].bytes);
+    for (int64_t i = 0; i < naive->layers * naive->batch; i++) {
+        free(naive->lists[i].bytes);
+        free(naive->lists[i].blocks);
+    }
     free(naive->specs);
     free(naive->lists);
     *naive = (naive_batch){0};
@@ -46,6 +49,23 @@ void naive_list_append(naive_list *list, const uint8_t *bytes, int64_t n) {
     if (n > 0) memcpy(to, bytes, (size_t)n * list->record_bytes);
 }
 
+/* The packed block that a position's key is in, [kv_heads]; NULL: in none. */
+static const record_block *block_of(naive_list *list, const kvc_layer_spec *spec,
+                                    int64_t position) {
+    const int64_t group = spec->kv_group, heads = spec->kv_heads;
+    if (!spec->keys_per_channel || position >= list->length / group * group) return NULL;
+    for (; list->block_count <= position / group; list->block_count++) {
+        const size_t before = (size_t)(list->block_count * heads);
+        list->blocks = realloc(list->blocks, (before + (size_t)heads) * sizeof *list->blocks);
+        assert_non_null(list->blocks);
+        for (int64_t h = 0; h < heads; h++)
+            record_pack_block(&list->blocks[before + (size_t)h], spec, h,
+                              list->bytes +
+                                  (size_t)(list->block_count * group) * list->record_bytes);
+    }
+    return &list->blocks[position / group * heads];
+}
+
 /* Element [b][h][p][d]. */
 static const char *element_at(const kvc_array *a, int64_t b, int64_t h, int64_t p, int64_t d) {
     const int64_t at =
@@ -64,14 +84,20 @@ static void append_side(uint8_t *record, const kvc_layer_spec *spec, int side, c
     }
 }
 
+static void note_tail(naive_list *list, const kvc_layer_spec *spec) {
+    const int64_t from = list->length - (int64_t)2 * spec->kv_group;
+    if (spec->keys_per_channel && from > list->tail_from) list->tail_from = from;
+}
+
 /* A window then holds what the first of the new queries sees, and can go back by its slack, or as
- * far as before and over the new positions. */
+ * far as before and over the new positions. Keys per channel are held unpacked for two blocks. */
 static void note_append(naive_list *list, const naive_batch *naive, const kvc_layer_spec *spec,
                         int64_t n) {
     const int64_t back = list->trimmable + n, length = list->length;
     if (n == 0) return;
     list->trimmable = back < naive->slack ? back : naive->slack;
     list->sees_from = length - n + 1 - (spec->window - spec->keep);
+    note_tail(list, spec);
 }
 
 void naive_batch_append(naive_batch *naive, int64_t layer, const kvc_array *k, const kvc_array *v,
@@ -96,13 +122,16 @@ void naive_batch_trim(naive_batch *naive, int64_t sequence, int64_t n) {
         list->length -= n;
         list->trimmable = list->trimmable > n ? list->trimmable - n : 0;
         if (sees < list->sees_from) list->sees_from = sees;
+        if (list->block_count * naive->specs[i].kv_group > list->length)
+            list->block_count = list->length / naive->specs[i].kv_group;
     }
 }
 
 void naive_batch_clear(naive_batch *naive, int64_t sequence) {
     for (int64_t i = 0; i < naive->layers; i++) {
         naive_list *list = naive_batch_list(naive, i, sequence);
-        list->length = list->trimmable = list->sees_from = 0;
+        list->length = list->trimmable = list->sees_from = list->tail_from = 0;
+        list->block_count = 0;
     }
 }
 
@@ -111,6 +140,8 @@ static void replace(naive_list *to, const naive_list *from) {
     naive_list_append(to, from->bytes, from->length);
     to->sees_from = from->sees_from;
     to->trimmable = from->trimmable;
+    to->tail_from = from->tail_from;
+    to->block_count = 0;
 }
 
 void naive_batch_reorder(naive_batch *naive, const int64_t *from) {
@@ -132,21 +163,25 @@ void naive_batch_reorder(naive_batch *naive, const int64_t *from) {
 void naive_batch_copy(naive_batch *to, const naive_batch *from) {
     for (int64_t i = 0; i < to->layers; i++)
         for (int64_t b = 0; b < to->batch; b++) {
-            const naive_list *source = naive_batch_list(from, i, b);
-            const kvc_layer_spec *spec = &to->specs[i];
+            naive_list *source = naive_batch_list(from, i, b);
+            const kvc_layer_spec *spec = &to->specs[i], *given = &from->specs[i];
             naive_list *list = naive_batch_list(to, i, b);
             uint8_t *record = extend(list, source->length);
             for (int64_t p = 0; p < source->length; p++)
                 record_convert(record + (size_t)p * list->record_bytes, spec,
-                               source->bytes + (size_t)p * source->record_bytes, &from->specs[i]);
+                               source->bytes + (size_t)p * source->record_bytes, given,
+                               block_of(source, given, p), p);
             list->trimmable = 0;
             list->sees_from = list->length - (spec->window - spec->keep);
+            if (record_is_alike(spec, given)) list->tail_from = source->tail_from;
+            else note_tail(list, spec);
         }
 }
 
 /* -- The real one -- */
 
-/* A side of a layer: rows of [kv_heads][rows][piece], of one sequence or block. */
+/* A side of a layer: rows of [kv_heads][rows][piece], of one sequence or block. Keys per channel:
+ * [kv_heads][blocks][piece]. */
 typedef struct side_view {
     const char *data[RECORD_PIECES];
     int64_t head_bytes[RECORD_PIECES], row_bytes[RECORD_PIECES];
@@ -156,7 +191,7 @@ static side_view side_of(const kvc_array *const pieces[RECORD_PIECES], int64_t s
     side_view side = {0};
     for (int i = 0; i < RECORD_PIECES && pieces[i]; i++) {
         const kvc_array *a = pieces[i];
-        const int head = a->ndim - 3;
+        const int head = a->ndim == 3 ? 0 : 1;
         const int64_t size = (int64_t)kvc_dtype_size_bytes(a->dtype);
         side.head_bytes[i] = a->strides[head] * size;
         side.row_bytes[i] = a->strides[head + 1] * size;
@@ -166,33 +201,54 @@ static side_view side_of(const kvc_array *const pieces[RECORD_PIECES], int64_t s
     return side;
 }
 
-static bool row_equal(const side_view sides[2], int64_t row, const kvc_layer_spec *spec,
-                      const uint8_t *record) {
-    for (int side = 0; side < 2; side++) {
-        size_t bytes[RECORD_PIECES];
-        const int count = record_pieces(bytes, spec, side);
-        for (int64_t h = 0; h < spec->kv_heads; h++)
-            for (int i = 0; i < count; record += bytes[i], i++)
-                if (memcmp(sides[side].data[i] + h * sides[side].head_bytes[i] +
-                               row * sides[side].row_bytes[i],
-                           record, bytes[i]) != 0)
-                    return false;
-    }
+/* A row of a head, whose pieces follow each other in what is wanted. */
+static bool pieces_equal(const side_view *side, int64_t head, int64_t row, const size_t *bytes,
+                         int count, const uint8_t *wanted) {
+    for (int i = 0; i < count; wanted += bytes[i], i++)
+        if (memcmp(side->data[i] + head * side->head_bytes[i] + row * side->row_bytes[i], wanted,
+                   bytes[i]) != 0)
+            return false;
     return true;
 }
 
-/* The arrays of a view, packed or not. */
+static bool side_equal(const side_view sides[2], int side, int64_t row, const kvc_layer_spec *spec,
+                       const uint8_t *record) {
+    size_t bytes[RECORD_PIECES];
+    const int count = record_pieces(bytes, spec, side);
+    for (int64_t h = 0; h < spec->kv_heads; h++)
+        if (!pieces_equal(&sides[side], h, row, bytes, count,
+                          record + record_row_offset(spec, side, h)))
+            return false;
+    return true;
+}
+
+static bool row_equal(const side_view sides[2], int64_t row, const kvc_layer_spec *spec,
+                      const uint8_t *record) {
+    return side_equal(sides, 0, row, spec, record) && side_equal(sides, 1, row, spec, record);
+}
+
+/* As row_equal, but keys per channel are those of the tail, as far as it reaches back. */
+static bool position_equal(const side_view sides[2], int64_t row, const kvc_layer_spec *spec,
+                           const naive_list *list, int64_t position) {
+    const uint8_t *record = list->bytes + (size_t)position * list->record_bytes;
+    if (!spec->keys_per_channel) return row_equal(sides, row, spec, record);
+    const int64_t turn = (int64_t)2 * spec->kv_group;
+    return side_equal(sides, 1, row, spec, record) &&
+           (position < list->tail_from || side_equal(sides, 0, position % turn, spec, record));
+}
+
+/* The arrays of a view, packed or not. Of keys per channel, k are those of the tail. */
 typedef struct layer_arrays {
     kvc_array k, v;
     kvc_quantized kq, vq;
-    bool packed;
+    bool packed, per_channel;
 } layer_arrays;
 
 static void sides_of(side_view sides[2], const layer_arrays *a, int64_t sequence) {
     const kvc_array *const k[RECORD_PIECES] = {&a->k}, *const v[RECORD_PIECES] = {&a->v};
     const kvc_array *const kq[RECORD_PIECES] = {&a->kq.words, &a->kq.scales, &a->kq.biases};
     const kvc_array *const vq[RECORD_PIECES] = {&a->vq.words, &a->vq.scales, &a->vq.biases};
-    sides[0] = side_of(a->packed ? kq : k, sequence);
+    sides[0] = side_of(a->packed && !a->per_channel ? kq : k, sequence);
     sides[1] = side_of(a->packed ? vq : v, sequence);
 }
 
@@ -243,36 +299,59 @@ static void assert_blocks_equal(const naive_batch *naive, const kvc_cache *cache
 
 static int64_t view(layer_arrays *a, const kvc_cache *cache, int64_t layer,
                     const kvc_layer_spec *spec) {
-    *a = (layer_arrays){.packed = spec->kv_bits > 0};
+    *a = (layer_arrays){.packed = spec->kv_bits > 0, .per_channel = spec->keys_per_channel};
     if (a->packed) assert_ok(kvc_cache_view_quantized(cache, layer, &a->kq, &a->vq));
     else assert_ok(kvc_cache_view(cache, layer, &a->k, &a->v));
-    return a->packed ? a->kq.words.shape[2] : a->k.shape[2];
+    if (a->per_channel) assert_ok(kvc_cache_view_tail(cache, layer, &a->k));
+    return a->packed ? a->vq.words.shape[2] : a->v.shape[2];
+}
+
+/* Every block of keys that is complete is packed as it is alone, and the tail reaches as far back
+ * as it has rows. */
+static void assert_channels_equal(naive_list *wanted, const kvc_cache *cache, const layer_arrays *a,
+                                  int64_t layer, int64_t sequence, const kvc_layer_spec *spec) {
+    const kvc_array *const pieces[RECORD_PIECES] = {&a->kq.words, &a->kq.scales, &a->kq.biases};
+    const side_view side = side_of(pieces, sequence);
+    size_t bytes[RECORD_PIECES];
+    kvc_cache_held held;
+    record_block_pieces(bytes, spec);
+    assert_ok(kvc_cache_held_get(cache, layer, sequence, &held));
+    assert_int_equal(held.first, wanted->tail_from);
+    assert_int_equal(a->kq.words.shape[2], kvc_cache_length(cache, layer) / spec->kv_group);
+    for (int64_t p = 0; p + spec->kv_group <= wanted->length; p += spec->kv_group)
+        for (int64_t h = 0; h < spec->kv_heads; h++)
+            if (!pieces_equal(&side, h, p / spec->kv_group, bytes, RECORD_PIECES,
+                              block_of(wanted, spec, p)[h].bytes))
+                fail_msg("layer %lld, sequence %lld of length %lld: head %lld of the packed keys "
+                         "from position %lld on differs",
+                         (long long)layer, (long long)sequence, (long long)wanted->length,
+                         (long long)h, (long long)p);
 }
 
 /* Every row holds the position that it says, and no two the same. */
 static void assert_sequence_equal(const naive_batch *naive, const kvc_cache *cache,
                                   const layer_arrays *a, int64_t layer, int64_t sequence,
                                   int64_t count) {
-    const naive_list *wanted = naive_batch_list(naive, layer, sequence);
+    const kvc_layer_spec *spec = &naive->specs[layer];
+    naive_list *wanted = naive_batch_list(naive, layer, sequence);
     int64_t *positions = malloc((size_t)(count + 1) * sizeof *positions);
     bool *found = calloc((size_t)wanted->length + 1, sizeof *found);
     side_view sides[2];
     assert_true(positions && found);
     sides_of(sides, a, sequence);
+    if (spec->keys_per_channel) assert_channels_equal(wanted, cache, a, layer, sequence, spec);
     assert_ok(kvc_cache_row_positions(cache, layer, sequence, positions, count));
     for (int64_t r = 0; r < count; r++) {
         const int64_t p = positions[r];
         if (p < 0) continue;
         assert_true(p < wanted->length && !found[p]);
         found[p] = true;
-        if (!row_equal(sides, r, &naive->specs[layer],
-                       wanted->bytes + (size_t)p * wanted->record_bytes))
+        if (!position_equal(sides, r, spec, wanted, p))
             fail_msg("layer %lld, sequence %lld: position %lld, in row %lld, differs",
                      (long long)layer, (long long)sequence, (long long)p, (long long)r);
     }
     for (int64_t p = 0; p < wanted->length; p++)
-        if (!found[p] && (naive->specs[layer].window == 0 || p < naive->specs[layer].keep ||
-                          p >= wanted->sees_from))
+        if (!found[p] && (spec->window == 0 || p < spec->keep || p >= wanted->sees_from))
             fail_msg("layer %lld, sequence %lld of length %lld: position %lld is lost",
                      (long long)layer, (long long)sequence, (long long)wanted->length,
                      (long long)p);
@@ -341,6 +420,10 @@ int64_t naive_trimmable(const naive_batch *naive, const kvc_cache *cache, int64_
                         int64_t sequence) {
     const naive_list *list = naive_batch_list(naive, layer, sequence);
     const kvc_layer_spec *spec = &naive->specs[layer];
+    if (spec->keys_per_channel) { /* only what is in whole blocks may be packed */
+        const int64_t G = spec->kv_group;
+        return list->length - (list->tail_from + G - 1) / G * G;
+    }
     bool *held = calloc((size_t)list->length + 1, sizeof *held);
     assert_non_null(held);
     cache_held(held, cache, layer, sequence);

@@ -11,13 +11,18 @@
 #include <kvcache/blocks.h>
 #include <kvcache/cache.h>
 
+#include "support/naive_record.h"
+
 /** A sequence in a layer. */
 typedef struct naive_list {
     uint8_t *bytes; /* [length][record_bytes] */
     int64_t length;
-    size_t record_bytes; /* [keys, values][kv_heads][elements, or words, scales, biases] */
-    int64_t sees_from;   /* of a window: held from here on, with what it keeps */
-    int64_t trimmable;   /* of a window: at least so many can be trimmed */
+    size_t record_bytes;  /* naive_record.h */
+    int64_t sees_from;    /* of a window: held from here on, with what it keeps */
+    int64_t trimmable;    /* of a window: at least so many can be trimmed */
+    int64_t tail_from;    /* of keys per channel: held unpacked from here on */
+    record_block *blocks; /* [block_count][kv_heads], the first of those that are packed */
+    int64_t block_count;
 } naive_list;
 
 /** All of a cache. */
@@ -55,7 +60,8 @@ void naive_batch_copy(naive_batch *to, const naive_batch *from);
  * @param held  receives [length] */
 void cache_held(bool *held, const kvc_cache *cache, int64_t layer, int64_t sequence);
 
-/** Returns how many positions a window must be able to trim, given what it holds. */
+/** Returns how many positions a layer must be able to trim from a sequence; a window, given what it
+ * holds. */
 int64_t naive_trimmable(const naive_batch *naive, const kvc_cache *cache, int64_t layer,
                         int64_t sequence);
 
