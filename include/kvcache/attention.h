@@ -157,11 +157,12 @@ KVC_API KVC_MUST_USE kvc_status kvc_attention_run_kv(kvc_attention *plan, const 
                                                      kvc_array *out,
                                                      const kvc_attention_extras *extras);
 
-/** Attends over packed keys and values. On x86 with AVX2, those of 8 and 4 bits are
- * multiplied as integers where they lie: queries and weights are rounded to 16 bits for 8, to 8 for
- * 4, which is finer than the packing itself by some 2^8 and 2^4. Other widths, other CPUs, and all
- * where query rows are many, are unpacked to f32 by blocks of 64 positions (kvc_attention_explain
- * tells). No copy is made of more.
+/** Attends over packed keys and values. With AVX2 and on AArch64 they are multiplied as integers:
+ * those of 8 and 4 bits where they lie, those of other widths split to bytes by blocks of 64
+ * positions. Queries and weights are rounded to 8 bits for 4, to 16 for all others, which is finer
+ * than the packing itself by some 2^4 and 2^8. On other CPUs, and where query rows are many, they
+ * are unpacked to f32 by such blocks (kvc_attention_explain tells from how many on). No copy is
+ * made of more.
  * @param k  [batch][kv_heads][length][key_dim], packed by the plan's kv_bits and kv_group, scales
  *           and biases of kv_dtype
  * @param v  [batch][kv_heads][length][value_dim], as k

@@ -69,34 +69,3 @@ void kvc__unpack_columns(const kvc__packing *p, float *to, int64_t step, const k
         turn(to + c, step, columns + (first - begin), end - begin, count);
     }
 }
-
-/* Eight elements that follow each other, to eight bytes: halves move apart, then their halves, then
- * those of these. */
-static inline uint64_t spread(uint64_t x, const int bits) {
-    const uint64_t four = (UINT64_C(1) << 4 * bits) - 1;
-    const uint64_t two = ((UINT64_C(1) << 2 * bits) - 1) * UINT64_C(0x100000001);
-    const uint64_t one = ((UINT64_C(1) << bits) - 1) * UINT64_C(0x1000100010001);
-    x = (x & four) | (x >> 4 * bits & four) << 32;
-    x = (x & two) | (x >> 2 * bits & two) << 16;
-    return (x & one) | (x >> bits & one) << 8;
-}
-
-static inline __attribute__((always_inline)) void
-split_elements(uint8_t *restrict to, const uint8_t *restrict from, int64_t n, const int bits) {
-    for (int64_t i = 0; i < n; i += 8) {
-        uint64_t eight = 0;
-        for (int byte = 0; byte < bits; byte++) eight |= (uint64_t)*from++ << (8 * byte);
-        eight = spread(eight, bits);
-        for (int byte = 0; byte < 8; byte++) to[i + byte] = (uint8_t)(eight >> (8 * byte));
-    }
-}
-
-void kvc__split_elements(uint8_t *to, const uint8_t *from, int64_t n, int bits) {
-    switch (bits) { /* a loop for each, with masks that are known */
-    case 2: split_elements(to, from, n, 2); return;
-    case 3: split_elements(to, from, n, 3); return;
-    case 4: split_elements(to, from, n, 4); return;
-    case 5: split_elements(to, from, n, 5); return;
-    default: split_elements(to, from, n, 6);
-    }
-}

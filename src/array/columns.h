@@ -20,11 +20,4 @@ void kvc__pack_columns(const kvc__packing *p, const kvc__packed *to, const void 
 void kvc__unpack_columns(const kvc__packing *p, float *to, int64_t step, const kvc__packed *from,
                          int64_t first, int64_t count);
 
-/** Unpacks elements to a byte each.
- * @param to    [n], not overlapping
- * @param from  [n · bits / 8]
- * @param n     a multiple of 8
- * @param bits  below 8 */
-void kvc__split_elements(uint8_t *to, const uint8_t *from, int64_t n, int bits);
-
 #endif

@@ -41,6 +41,11 @@ typedef struct kvc__pack_ops {
     void (*pack)(const kvc__packing *p, const kvc__packed *to, const void *from);
     /** Unpacks a row. */
     void (*unpack)(const kvc__packing *p, void *to, const kvc__packed *from);
+    /** Splits elements of less than 8 bits, a byte for each.
+     * @param to    [n], not overlapping
+     * @param from  [n · bits / 8]
+     * @param n     a multiple of 32 */
+    void (*split)(uint8_t *to, const uint8_t *from, int64_t n, int bits);
 } kvc__pack_ops;
 
 extern const kvc__pack_ops kvc__pack_generic;

@@ -8,6 +8,7 @@
  *     vf v_min(vf a, vf b)          b where either is NaN
  *     vf v_max(vf a, vf b)          b where either is NaN
  *     vf v_swap(vf x, int step)     lane i: lane i ^ step of x; step a power of 2 below W
+ *     split(to, from, n, bits)      as in kvc__pack_ops
  * @source MLX's affine quantization, operation by operation */
 #ifndef KVC_ARRAY_PACK_LOOPS_H
 #define KVC_ARRAY_PACK_LOOPS_H
@@ -142,22 +143,6 @@ static void join(uint8_t *restrict to, const uint8_t *restrict q, int n, int bit
         }
 }
 
-static void split(uint8_t *restrict q, const uint8_t *restrict from, int n, int bits) {
-    const uint64_t mask = (UINT64_C(1) << bits) - 1;
-    if (bits == 8) memcpy(q, from, (size_t)n);
-    else if (bits == 4)
-        for (int i = 0; i < n / 2; i++) {
-            q[2 * (size_t)i] = from[i] & 15;
-            q[2 * (size_t)i + 1] = from[i] >> 4;
-        }
-    else
-        for (int i = 0; i < n; i += 8) {
-            uint64_t eight = 0;
-            for (int byte = 0; byte < bits; byte++) eight |= (uint64_t)*from++ << (8 * byte);
-            for (int e = 0; e < 8; e++) q[i + e] = (uint8_t)(eight >> (e * bits) & mask);
-        }
-}
-
 /* Groups [first, first + count) of a row, all converted. */
 static inline void pack_some(const kvc__packing *p, const kvc__packed *to, const float *x,
                              int64_t first, int count) {
@@ -195,11 +180,15 @@ static void unpack(const kvc__packing *p, void *to, const kvc__packed *from) {
     const int n = p->group, bytes = n * p->bits / 8;
     for (int64_t g = 0; g < p->groups; g++) {
         float converted[KVC__GROUP_MOST];
-        uint8_t q[KVC__GROUP_MOST];
+        uint8_t bytes_of[KVC__GROUP_MOST];
+        const uint8_t *q = from->words + g * bytes;
         float *x = p->dtype == KVC_F32 ? (float *)to + g * n : converted;
         const float scale = load_one(from->scales, p->scaling, g);
         const float bias = load_one(from->biases, p->scaling, g);
-        split(q, from->words + g * bytes, n, p->bits);
+        if (p->bits < 8) {
+            split(bytes_of, q, n, p->bits);
+            q = bytes_of;
+        }
         for (int start = 0; start < n; start += STEP)
             for (int i = start; i < start + STEP; i++) x[i] = scale * (float)q[i] + bias;
         if (p->dtype != KVC_F32) store_halves((uint16_t *)to + g * n, p->dtype, x, n);

@@ -84,6 +84,7 @@ kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start) {
     const int64_t element_bits = kvc__element_bits(job->format);
     const int64_t row_bytes = kvc__row_bytes(job, job->key_dim);
     const bool alike = w->direct && job->key_dim == job->value_dim &&
+                       (int64_t)LINE_BYTES * 8 % element_bits == 0 &&
                        w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
     /* All tiles compute with what was asked for once. The first of several has read its block while
      * it asked for a part of the next: another block ahead. */

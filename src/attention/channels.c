@@ -1,5 +1,6 @@
 /* Keys that are packed per channel, by blocks of positions, and unpacked behind these. */
 #include "array/columns.h"
+#include "array/pack.h"
 #include "attention/row.h"
 #include "attention/work.h"
 
@@ -55,12 +56,13 @@ static kvc__block columns_at(const kvc__work *w, int64_t start, int64_t count) {
                     .skip = start % format.group - first};
     load_channels(w->keys, w, &job->k_scaling.scales, block);
     load_channels(w->keys + dim, w, &job->k_scaling.biases, block);
-    if (format.bits == 8 || format.bits == 4) return k;
+    if (!kvc__is_split(format)) return k;
     uint8_t *bytes = (uint8_t *)(w->keys + 2 * dim);
     const int64_t positions = kvc__smaller(format.group, KVC__BLOCK);
-    for (int64_t d = 0; d < dim; d++)
-        kvc__split_elements(bytes + d * positions, (const uint8_t *)k.data + d * k.step_bytes,
-                            positions, format.bits);
+    const int64_t n = positions == format.group ? dim * positions : positions; /* that touch */
+    for (int64_t at = 0; at < dim * positions; at += n)
+        kvc__pack_best()->split(bytes + at, (const uint8_t *)k.data + at / positions * k.step_bytes,
+                                n, format.bits);
     k.data = (const char *)bytes;
     k.step_bytes = positions;
     k.bits = 8;

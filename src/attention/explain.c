@@ -1,3 +1,4 @@
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,19 +41,20 @@ static void explain_reference(kvc_explanation *e, const kvc_attention *plan, con
 }
 
 /* What is done with packed keys and values. */
-static const char *name_packed_way(const kvc_attention_desc *d, const kvc__ops *ops) {
-    const bool integers = ops->score[KVC__OPS_Q8][0];
-    if (integers && d->kv_bits == 8)
-        return "multiplied as integers, queries and weights rounded to 16 bits (with many rows "
-               "unpacked by blocks)";
-    if (integers && d->kv_bits == 4)
-        return "multiplied as integers, queries and weights rounded to 8 bits (with many rows "
-               "unpacked by blocks)";
-    if (!d->kv_keys_per_channel) return "unpacked by blocks";
-    return integers ? "keys multiplied as integers, queries rounded to 16 bits, values unpacked by "
-                      "blocks (with many rows both)"
-                    : "keys multiplied channel by channel, values unpacked by blocks (with many "
-                      "rows both)";
+static void explain_packed(kvc_explanation *e, const kvc__job *job, const kvc__ops *ops) {
+    const kvc__format f = job->format;
+    const int64_t least = kvc__panel_least(ops, f, job->key_dim, job->value_dim);
+    APPEND(e->reason, " of %d bits%s%s, ", f.bits, f.keys_per_channel ? ", keys per channel" : "",
+           f.rotated ? ", rotated" : "");
+    if (ops->score[KVC__OPS_Q8][0])
+        APPEND(e->reason, "%smultiplied as integers, queries and weights rounded to %d bits",
+               kvc__is_split(f) ? "split to bytes by blocks and " : "", f.bits == 4 ? 8 : 16);
+    else
+        APPEND(e->reason, "%sunpacked by blocks",
+               f.keys_per_channel ? "keys multiplied channel by channel, values " : "");
+    if (least < INT_MAX && (ops->score[KVC__OPS_Q8][0] || f.keys_per_channel))
+        APPEND(e->reason, " (from %lld rows of a kv head on both unpacked by blocks)",
+               (long long)least);
 }
 
 static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const kvc__job *job) {
@@ -63,10 +65,7 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     WRITE(e->reason, "fused: %s, one pass over keys and values",
           generic ? "portable C" : choice->name);
     const int bits = plan->desc.kv_bits;
-    if (bits)
-        APPEND(e->reason, " of %d bits%s%s, %s", bits,
-               plan->desc.kv_keys_per_channel ? ", keys per channel" : "",
-               plan->desc.kv_rotated ? ", rotated" : "", name_packed_way(&plan->desc, s->ops));
+    if (bits) explain_packed(e, job, s->ops);
     if (job->map.tables) APPEND(e->reason, ", through block tables");
     if (job->map.rings) APPEND(e->reason, ", in rings");
     if (window > 0) APPEND(e->reason, ", a window of %lld positions", window);
@@ -80,7 +79,7 @@ static void explain_fused(kvc_explanation *e, const kvc_attention *plan, const k
     if (*choice->limit) APPEND(e->reason, "; %s", choice->limit);
     if (*choice->remedy) WRITE(e->remedy, "%s", choice->remedy);
     else if (bits && bits != 8 && bits != 4)
-        WRITE(e->remedy, "pack 4 or 8 bits: these are multiplied as they lie");
+        WRITE(e->remedy, "pack 4 or 8 bits: these are read where they lie");
     else if (generic) WRITE(e->remedy, "run on a CPU with AVX2, FMA and F16C, or on AArch64");
 }
 

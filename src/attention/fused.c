@@ -22,15 +22,14 @@ enum { TILE_ROWS = 64, PANEL_ROWS = 384, WIDE_PANEL_ROWS = 192, WIDE = 2 * 128 }
 static int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
 }
-/* The place in the tables of what reads a format where it lies; that of f32 where nothing can. */
+/* The place in the tables of what reads a format where it lies. Packed elements that are neither
+ * half nor whole bytes become whole ones first. */
 static int slot_of(kvc__format format) {
-    if (format.bits == 8) return KVC__OPS_Q8;
-    if (format.bits == 4) return KVC__OPS_Q4;
-    return KVC__OPS_SLOT(format.bits ? KVC_F32 : format.dtype);
+    if (format.bits == 0) return KVC__OPS_SLOT(format.dtype);
+    return format.bits == 4 ? KVC__OPS_Q4 : KVC__OPS_Q8;
 }
 
 static bool is_direct(const kvc__ops *ops, kvc__format format, int64_t key_dim, int64_t value_dim) {
-    if (format.bits && slot_of(format) < KVC__OPS_Q8) return false;
     const bool fits = key_dim % ops->unit == 0 && value_dim % ops->unit == 0;
     return ops->score[slot_of(format)][0] && (fits || ops->takes_any_dim);
 }
@@ -49,20 +48,20 @@ static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
     return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), KVC__BLOCK);
 }
 
-/* With fewer rows than these, panels would leave too many lanes idle. They convert keys, or unpack
- * or turn them: rows that tiles multiply as they lie are better off with those for longer. */
-static int64_t least_of_panels(const kvc__ops *ops, kvc__format format, bool direct) {
+/* With fewer rows panels would leave too many lanes idle. They convert keys, or unpack or turn
+ * them: rows that tiles multiply as they lie are better off with those for longer. */
+int64_t kvc__panel_least(const kvc__ops *ops, kvc__format format, int64_t key_dim,
+                         int64_t value_dim) {
     const int slot = slot_of(format);
-    if (format.keys_per_channel && slot < KVC__OPS_Q8) return (int64_t)4 * ops->lanes;
     if (format.keys_per_channel) return ops->panel_least[slot - KVC__OPS_Q8 + KVC__OPS_C8];
-    return direct ? ops->panel_least[slot] : (int64_t)2 * ops->lanes;
+    if (!is_direct(ops, format, key_dim, value_dim)) return (int64_t)2 * ops->lanes;
+    return ops->panel_least[slot];
 }
 
 /* Chooses what is to work on the rows of a head, and tells what scratch that has. */
 static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int64_t rows,
                       int64_t key_dim, int64_t value_dim) {
-    const bool direct = is_direct(ops, format, key_dim, value_dim);
-    const bool many = rows >= least_of_panels(ops, format, direct);
+    const bool many = rows >= kvc__panel_least(ops, format, key_dim, value_dim);
     w->ops = ops;
     w->key_width = round_up(key_dim, ops->unit);
     w->value_width = round_up(value_dim, ops->unit);
@@ -70,7 +69,7 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
     const bool wide = w->key_width + w->value_width > WIDE;
     const int64_t most = !many ? TILE_ROWS : wide ? WIDE_PANEL_ROWS : PANEL_ROWS;
     w->most = round_up(kvc__smaller(rows, most), w->panel);
-    w->direct = !many && direct;
+    w->direct = !many && is_direct(ops, format, key_dim, value_dim);
     w->columns = !many && format.keys_per_channel;
 }
 
@@ -81,7 +80,9 @@ static int64_t score_floats(const kvc__work *w) {
 /* @param direct  what is of this width is read where it lies */
 static int64_t copy_floats(bool direct, kvc__format format, int64_t width) {
     if (!direct) return KVC__BLOCK * (width + KVC__WORK_PAD);
-    return format.bits ? (int64_t)2 * KVC__BLOCK * (width / format.group) : 0;
+    if (!format.bits) return 0;
+    const int64_t bytes = kvc__is_split(format) ? KVC__BLOCK * width : 0;
+    return (int64_t)2 * KVC__BLOCK * (width / format.group) + bytes / (int64_t)sizeof(float);
 }
 
 /* Where a cache keeps keys per channel unpacked they are copied. */

@@ -52,6 +52,11 @@ typedef struct kvc__format {
     bool rotated;          /**< rows are rotated (array/rotate.h) */
 } kvc__format;
 
+/** Tells whether tiles want packed elements split, a byte for each. */
+static inline bool kvc__is_split(kvc__format format) {
+    return format.bits && format.bits != 4 && format.bits != 8;
+}
+
 /** Beside packed keys or values: [batch][head][position][group]. */
 typedef struct kvc__scaling {
     kvc__rows scales, biases;
@@ -215,6 +220,11 @@ typedef struct kvc__schedule {
  * @errors KVC_E_RANGE the scratch is more than a size can hold */
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc__format format,
                               int64_t batch, int64_t rows, int64_t key_dim, int64_t value_dim);
+
+/** Returns from how many rows of a kv head on panels take them, which want keys and values in f32;
+ * INT_MAX: never. Fewer are taken by tiles. */
+int64_t kvc__panel_least(const kvc__ops *ops, kvc__format format, int64_t key_dim,
+                         int64_t value_dim);
 
 /** One pass over keys and values for a block of rows.
  * Wants both dims ≤ KVC__FUSED_MAX_DIM and last strides of 1.

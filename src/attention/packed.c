@@ -28,6 +28,17 @@ static void load_scaling(float *to, const kvc__work *w, const kvc__rows *from, i
         w->ops->scaling(to + j, first + j * step_bytes, from->dtype, groups, 1);
 }
 
+/* Rows that follow each other, a byte for each element. */
+static const char *split_rows(const kvc__work *w, uint8_t *to, const char *from, int64_t step_bytes,
+                              int64_t dim, int64_t count) {
+    const int bits = w->job->format.bits;
+    const bool touch = step_bytes == dim * bits / 8;
+    const int64_t n = touch ? count * dim : dim;
+    for (int64_t at = 0; at < count * dim; at += n, from += step_bytes)
+        kvc__pack_best()->split(to + at, (const uint8_t *)from, n, bits);
+    return (const char *)to;
+}
+
 /* Rows follow each other. */
 static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
                                  const kvc__scaling *scaling, int64_t groups, float *room,
@@ -36,7 +47,7 @@ static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
     load_scaling(room, w, &scaling->scales, groups, start, count);
     load_scaling(biases, w, &scaling->biases, groups, start, count);
     int64_t run;
-    return (kvc__block){.data = kvc__work_at(w, words, start, &run),
+    kvc__block block = {.data = kvc__work_at(w, words, start, &run),
                         .step_bytes = words->position_stride,
                         .count = count,
                         .dim = groups * w->job->format.group,
@@ -44,6 +55,11 @@ static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
                         .biases = biases,
                         .groups = groups,
                         .group = w->job->format.group};
+    if (!kvc__is_split(w->job->format)) return block;
+    block.data = split_rows(w, (uint8_t *)(biases + KVC__BLOCK * groups), block.data,
+                            block.step_bytes, block.dim, count);
+    block.step_bytes = block.dim;
+    return block;
 }
 
 /* Unpacks rows up to where they stop to follow each other, `count` at most; tells how many. */

@@ -311,9 +311,9 @@ static double largest(const kvc_array *a) {
 void test_allow_packed(test_problem *p, int bits, const kvc_array *k_scales,
                        const kvc_array *v_scales) {
     const kvc__ops *ops = kvc__ops_best();
-    const int slot = bits == 8 ? KVC__OPS_Q8 : KVC__OPS_Q4;
-    if ((bits != 8 && bits != 4) || !ops->prepare[slot]) return;
-    const double most = bits == 8 ? 32639 : 127, middle = bits == 8 ? 128 : 8;
+    const int slot = bits == 4 ? KVC__OPS_Q4 : KVC__OPS_Q8;
+    if (!ops->prepare[slot]) return;
+    const double most = bits == 4 ? 127 : 32639, middle = bits == 4 ? 8 : 128;
     const double scale = p->c.scale > 0 ? (double)p->c.scale : 1 / sqrt((double)p->c.key_dim);
     const double positions = fmin(64, (double)p->c.length);
     p->score_slack = scale * largest(&p->q.array) * sqrt((double)p->c.key_dim) / most * middle *

@@ -7,6 +7,7 @@
 
 #include "attention/ops.h"
 #include "support/attend.h"
+#include "support/guarded.h"
 #include "support/support.h"
 
 static const int widths[] = {8, 4, 2, 3, 5, 6}, groups[] = {32, 64, 128};
@@ -219,13 +220,13 @@ static void quantized__words_of_32_bits_are_the_same_bytes(void **state) {
 }
 
 /* Runs both paths; gives the outputs of the fused one. */
-static void run_both(test_problem *p, const side *k, const side *v, int bits, int group,
-                     test_tensor *reference) {
+static void run_both(test_problem *p, const side *k, const side *v, kvc_dtype scaling, int bits,
+                     int group, test_tensor *reference) {
     for (int fused = 0; fused < 2; fused++) {
         kvc_attention *plan;
         kvc_attention_desc desc = test_desc(p, fused ? KVC_PATH_FUSED : KVC_PATH_REFERENCE);
         const kvc_attention_extras extras = test_extras(p);
-        desc.kv_dtype = KVC_F32;
+        desc.kv_dtype = scaling;
         desc.kv_bits = bits;
         desc.kv_group = group;
         kvc_array *out = fused ? &p->out.array : &reference->array;
@@ -260,8 +261,49 @@ static void quantized__queries_of_whole_steps_score_exactly(void **state) {
             test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, rows, 1, p.c.value_dim);
         test_allow_packed(&p, bits, &k.scales.array, &v.scales.array);
         p.score_slack = 0;
-        run_both(&p, &k, &v, bits, group, &reference);
+        run_both(&p, &k, &v, KVC_F32, bits, group, &reference);
         test_compare_formula(&p);
+        test_tensor_free(&reference);
+        side_free(&k);
+        side_free(&v);
+        test_problem_free(&p);
+    }
+}
+
+/* Moves what is packed to before a page that traps, or behind one. */
+static void guard(guarded memory[3], side *s, bool at_end) {
+    kvc_array *arrays[] = {&s->packed.words, &s->packed.scales, &s->packed.biases};
+    for (int i = 0; i < 3; i++) {
+        const size_t bytes = kvc_array_nbytes(arrays[i]);
+        memory[i] = guarded_new(bytes);
+        arrays[i]->data = memcpy(guarded_place(&memory[i], bytes, at_end), arrays[i]->data, bytes);
+    }
+}
+
+/* By tiles and by panels; what is unpacked likewise. */
+static void quantized__touches_nothing_before_or_behind_its_arrays(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {1, 2, 5, 35, 64, 65}, rows[] = {1, 4, 50};
+    uint64_t seed = test_seed(58);
+    for (int i = 0; i < COUNT(widths) * COUNT(groups) * COUNT(lengths) * COUNT(rows); i++) {
+        const int bits = widths[i % COUNT(widths)], group = groups[i / 6 % COUNT(groups)];
+        const test_case c = {.q_heads = rows[i / 18 % COUNT(rows)],
+                             .key_dim = 128,
+                             .value_dim = group,
+                             .length = lengths[i / 54]};
+        if (test_leaves_out(&c, &seed)) continue;
+        test_problem p = test_problem_new(&c, &seed);
+        side k = side_new(&p.k.array, bits, group, KVC_BF16, TEST_HEAD_MAJOR);
+        side v = side_new(&p.v.array, bits, group, KVC_BF16, TEST_HEAD_MAJOR);
+        guarded memory[6];
+        guard(memory, &k, i % 2);
+        guard(memory + 3, &v, i % 2);
+        assert_ok(kvc_dequantize(&p.k.array, &k.packed));
+        test_tensor reference = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, p.c.q_heads, 1, group);
+        run_both(&p, &k, &v, KVC_BF16, bits, group, &reference);
+        test_allow_packed(&p, bits, &k.scales.array, &v.scales.array);
+        test_compare_formula(&p);
+        for (int m = 0; m < 6; m++) guarded_free(&memory[m]);
         test_tensor_free(&reference);
         side_free(&k);
         side_free(&v);
@@ -275,7 +317,7 @@ static void quantized__wild_scales_give_what_the_reference_gives(void **state) {
     static const double wild[] = {(double)NAN, (double)INFINITY, (double)-INFINITY, 1e35, -2e35};
     uint64_t seed = test_seed(57);
     for (int i = 0; i < 300; i++) {
-        const int bits = widths[i % 2], group = groups[i / 2 % 2];
+        const int bits = widths[i % COUNT(widths)], group = groups[i / COUNT(widths) % 2];
         const int64_t rows = 1 + test_below(&seed, 7), length = 1 + test_below(&seed, 150);
         test_problem p = test_problem_new(
             &(test_case){
@@ -288,7 +330,7 @@ static void quantized__wild_scales_give_what_the_reference_gives(void **state) {
         const kvc_array *of = i % 5 ? &which->scales.array : &which->biases.array;
         test_set(of, 0, 0, at, g, wild[test_below(&seed, COUNT(wild))]);
         test_tensor reference = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, rows, 1, 128);
-        run_both(&p, &k, &v, bits, group, &reference);
+        run_both(&p, &k, &v, KVC_F32, bits, group, &reference);
         for (int64_t h = 0; h < rows; h++)
             for (int64_t d = 0; d < 128; d++) {
                 const double given = test_get(&p.out.array, 0, h, 0, d);
@@ -322,12 +364,11 @@ static void quantized__explain_says_how_rows_are_unpacked(void **state) {
                                    .kv_group = 64};
         assert_ok(kvc_attention_plan(&plan, &desc));
         assert_ok(kvc_attention_explain(&e, plan, NULL, 0));
-        const kvc__ops *ops = kvc__ops_best();
-        const bool in_registers = (widths[b] == 8 && ops->score[KVC__OPS_Q8][0]) ||
-                                  (widths[b] == 4 && ops->score[KVC__OPS_Q4][0]);
-        assert_non_null(
-            strstr(e.reason, in_registers ? "multiplied as integers" : "unpacked by blocks"));
-        assert_true(in_registers == !!strstr(e.reason, "as integers"));
+        const bool integers = kvc__ops_best()->score[KVC__OPS_Q8][0] != NULL;
+        const bool split = integers && widths[b] != 8 && widths[b] != 4;
+        assert_true(integers == !!strstr(e.reason, "multiplied as integers"));
+        assert_true(split == !!strstr(e.reason, "split to bytes"));
+        if (!integers) assert_non_null(strstr(e.reason, "unpacked by blocks"));
         kvc_attention_free(plan);
     }
 }
@@ -381,6 +422,7 @@ int main(void) {
         cmocka_unit_test(quantized__variants_are_right),
         cmocka_unit_test(quantized__words_of_32_bits_are_the_same_bytes),
         cmocka_unit_test(quantized__queries_of_whole_steps_score_exactly),
+        cmocka_unit_test(quantized__touches_nothing_before_or_behind_its_arrays),
         cmocka_unit_test(quantized__wild_scales_give_what_the_reference_gives),
         cmocka_unit_test(quantized__explain_says_how_rows_are_unpacked),
         cmocka_unit_test(quantized__plans_refuse_what_no_packing_has),
