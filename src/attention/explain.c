@@ -53,7 +53,7 @@ static void explain_packed(kvc_explanation *e, const kvc__job *job, const kvc__o
         APPEND(e->reason, "%sunpacked by blocks",
                f.keys_per_channel ? "keys multiplied channel by channel, values " : "");
     if (least < INT_MAX && (ops->score[KVC__OPS_Q8][0] || f.keys_per_channel))
-        APPEND(e->reason, " (from %lld rows of a kv head on both unpacked by blocks)",
+        APPEND(e->reason, " (unpacked by blocks where a kv head has %lld rows or more)",
                (long long)least);
 }
 
