@@ -40,10 +40,11 @@ static void write_state(const kvc__disk *disk) {
     (void)!pwrite(disk->state, &state, sizeof state, 0);
 }
 
-/* Adds what is pending to the state file, and learns from it what others did. */
-static void share(kvc__disk *disk) {
+/* Adds what is pending to the state file, and learns from it what others did; false when others
+ * keep it locked. */
+static bool share(kvc__disk *disk) {
     kvc__disk_state state;
-    if (!lock_state(disk)) return;
+    if (!lock_state(disk)) return false;
     const bool is_known = pread(disk->state, &state, sizeof state, 0) == (ssize_t)sizeof state &&
                           state.bytes >= 0 && state.turned == ~state.bytes;
     disk->bytes = -1;
@@ -53,6 +54,7 @@ static void share(kvc__disk *disk) {
         disk->pending = 0;
     }
     (void)flock(disk->state, LOCK_UN);
+    return true;
 }
 
 /* Has the state file say what a scan found, where it says nothing. */
@@ -135,11 +137,12 @@ static int older(const void *a, const void *b) {
     return memcmp(x->key, y->key, sizeof x->key);
 }
 
-/* Lists all files. What they have more or less than was counted is added to the count, so that what
- * others add meanwhile stays. */
+/* Lists all files. What they have more or less than was counted is added to the count, unless
+ * others count meanwhile: of what these add or remove some is found and some not, depending on how
+ * far the walk was. */
 static void scan(kvc__disk *disk) {
     int64_t found = 0;
-    share(disk);
+    (void)share(disk);
     const int64_t counted = disk->bytes + disk->pending;
     const int folder = openat(disk->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     disk->count = disk->next = 0;
@@ -149,26 +152,28 @@ static void scan(kvc__disk *disk) {
     if (disk->count) qsort(disk->entries, disk->count, sizeof *disk->entries, older);
     if (!is_whole) return;
     if (disk->bytes < 0) declare(disk, found);
-    else disk->pending += found - counted;
-    share(disk);
+    else if (share(disk) && disk->bytes == counted) {
+        disk->pending += found - counted;
+        (void)share(disk);
+    }
 }
 
 void kvc__disk_room_init(kvc__disk *disk, bool alone) {
     (void)pthread_mutex_lock(&disk->mutex);
-    share(disk);
+    (void)share(disk);
     if (alone || disk->bytes < 0) scan(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
 }
 
 void kvc__disk_room_deinit(kvc__disk *disk) {
-    if (disk->pending) share(disk);
+    if (disk->pending) (void)share(disk);
     kvc__client_free(disk->entries, disk->room, sizeof *disk->entries);
 }
 
 void kvc__disk_count(kvc__disk *disk, int64_t bytes) {
     (void)pthread_mutex_lock(&disk->mutex);
     disk->pending += bytes;
-    share(disk);
+    (void)share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
 }
 
@@ -210,12 +215,12 @@ bool kvc__disk_make_room(kvc__disk *disk, uint64_t more) {
     if (disk->limit_bytes == UINT64_MAX) return true;
     if (more > disk->limit_bytes) return false;
     (void)pthread_mutex_lock(&disk->mutex);
-    share(disk);
+    (void)share(disk);
     if (disk->bytes < 0) scan(disk);
     while (fits && in_use(disk) > disk->limit_bytes - more)
         /* The scan may have found that less is in use. */
         fits = evict_oldest(disk, &scans) > 0 || in_use(disk) <= disk->limit_bytes - more;
-    share(disk);
+    (void)share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
     return fits;
 }
@@ -228,7 +233,7 @@ bool kvc__disk_evict(kvc__disk *disk, uint64_t bytes) {
         one = evict_oldest(disk, &scans);
         freed += one;
     }
-    share(disk);
+    (void)share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
     return freed >= bytes;
 }
