@@ -1,6 +1,5 @@
 /* Keys that are packed per channel, by blocks of positions, and unpacked behind these. */
 #include "array/columns.h"
-#include "array/pack.h"
 #include "attention/row.h"
 #include "attention/work.h"
 
@@ -59,10 +58,7 @@ static kvc__block columns_at(const kvc__work *w, int64_t start, int64_t count) {
     if (!kvc__is_split(format)) return k;
     uint8_t *bytes = (uint8_t *)(w->keys + 2 * dim);
     const int64_t positions = kvc__smaller(format.group, KVC__BLOCK);
-    const int64_t n = positions == format.group ? dim * positions : positions; /* that touch */
-    for (int64_t at = 0; at < dim * positions; at += n)
-        kvc__pack_best()->split(bytes + at, (const uint8_t *)k.data + at / positions * k.step_bytes,
-                                n, format.bits);
+    kvc__split_rows(bytes, k.data, k.step_bytes, dim, positions, format.bits);
     k.data = (const char *)bytes;
     k.step_bytes = positions;
     k.bits = 8;

@@ -28,15 +28,12 @@ static void load_scaling(float *to, const kvc__work *w, const kvc__rows *from, i
         w->ops->scaling(to + j, first + j * step_bytes, from->dtype, groups, 1);
 }
 
-/* Rows that follow each other, a byte for each element. */
-static const char *split_rows(const kvc__work *w, uint8_t *to, const char *from, int64_t step_bytes,
-                              int64_t dim, int64_t count) {
-    const int bits = w->job->format.bits;
-    const bool touch = step_bytes == dim * bits / 8;
-    const int64_t n = touch ? count * dim : dim;
-    for (int64_t at = 0; at < count * dim; at += n, from += step_bytes)
-        kvc__pack_best()->split(to + at, (const uint8_t *)from, n, bits);
-    return (const char *)to;
+void kvc__split_rows(uint8_t *to, const char *from, int64_t step_bytes, int64_t rows, int64_t n,
+                     int bits) {
+    const bool touch = step_bytes == n * bits / 8;
+    const int64_t together = touch ? rows * n : n;
+    for (int64_t at = 0; at < rows * n; at += together, from += step_bytes)
+        kvc__pack_best()->split(to + at, (const uint8_t *)from, together, bits);
 }
 
 /* Rows follow each other. */
@@ -56,8 +53,9 @@ static kvc__block where_they_lie(const kvc__work *w, const kvc__rows *words,
                         .groups = groups,
                         .group = w->job->format.group};
     if (!kvc__is_split(w->job->format)) return block;
-    block.data = split_rows(w, (uint8_t *)(biases + KVC__BLOCK * groups), block.data,
-                            block.step_bytes, block.dim, count);
+    uint8_t *bytes = (uint8_t *)(biases + KVC__BLOCK * groups);
+    kvc__split_rows(bytes, block.data, block.step_bytes, count, block.dim, w->job->format.bits);
+    block.data = (const char *)bytes;
     block.step_bytes = block.dim;
     return block;
 }

@@ -28,7 +28,8 @@ typedef struct kvc__work {
     float *scores;                  /**< of a block, for a tile or panel */
     float *q;                       /**< [most / panel][key_width][panel], scaled */
     float *keys, *values;           /**< [KVC__BLOCK][width + KVC__WORK_PAD], unless direct; if so
-                                         and packed, scales, then biases: [KVC__BLOCK][groups];
+                                         and packed, scales, then biases: [KVC__BLOCK][groups],
+                                         and elements that are split, in bytes;
                                          of columns scales, biases and, of other widths than 8 and
                                          4, elements in bytes: [dim], [dim], [dim][KVC__BLOCK] */
     float *sums;                    /**< [most / panel][value_width][panel], Σ p v */
@@ -100,6 +101,11 @@ kvc__block kvc__work_values(const kvc__work *w, int64_t start, int64_t count);
  * @param room  w->keys or w->values */
 kvc__block kvc__packed_rows(const kvc__work *w, const kvc__rows *words, const kvc__scaling *scaling,
                             int64_t dim, float *room, int64_t start, int64_t count);
+
+/** Splits rows of n packed elements, n a multiple of 32, a byte for each: to[rows][n].
+ * @param step_bytes  from row to row of `from` */
+void kvc__split_rows(uint8_t *to, const char *from, int64_t step_bytes, int64_t rows, int64_t n,
+                     int bits);
 
 /** Returns positions of keys that are packed per channel: packed ones as they lie, if tiles read
  * them so, or unpacked to f32; those behind them copied to f32. */

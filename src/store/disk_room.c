@@ -142,7 +142,7 @@ static int older(const void *a, const void *b) {
  * far the walk was. */
 static void scan(kvc__disk *disk) {
     int64_t found = 0;
-    (void)share(disk);
+    share(disk);
     const int64_t counted = disk->bytes + disk->pending;
     const int folder = openat(disk->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     disk->count = disk->next = 0;
@@ -154,26 +154,26 @@ static void scan(kvc__disk *disk) {
     if (disk->bytes < 0) declare(disk, found);
     else if (share(disk) && disk->bytes == counted) {
         disk->pending += found - counted;
-        (void)share(disk);
+        share(disk);
     }
 }
 
 void kvc__disk_room_init(kvc__disk *disk, bool alone) {
     (void)pthread_mutex_lock(&disk->mutex);
-    (void)share(disk);
+    share(disk);
     if (alone || disk->bytes < 0) scan(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
 }
 
 void kvc__disk_room_deinit(kvc__disk *disk) {
-    if (disk->pending) (void)share(disk);
+    if (disk->pending) share(disk);
     kvc__client_free(disk->entries, disk->room, sizeof *disk->entries);
 }
 
 void kvc__disk_count(kvc__disk *disk, int64_t bytes) {
     (void)pthread_mutex_lock(&disk->mutex);
     disk->pending += bytes;
-    (void)share(disk);
+    share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
 }
 
@@ -215,12 +215,12 @@ bool kvc__disk_make_room(kvc__disk *disk, uint64_t more) {
     if (disk->limit_bytes == UINT64_MAX) return true;
     if (more > disk->limit_bytes) return false;
     (void)pthread_mutex_lock(&disk->mutex);
-    (void)share(disk);
+    share(disk);
     if (disk->bytes < 0) scan(disk);
     while (fits && in_use(disk) > disk->limit_bytes - more)
         /* The scan may have found that less is in use. */
         fits = evict_oldest(disk, &scans) > 0 || in_use(disk) <= disk->limit_bytes - more;
-    (void)share(disk);
+    share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
     return fits;
 }
@@ -233,7 +233,7 @@ bool kvc__disk_evict(kvc__disk *disk, uint64_t bytes) {
         one = evict_oldest(disk, &scans);
         freed += one;
     }
-    (void)share(disk);
+    share(disk);
     (void)pthread_mutex_unlock(&disk->mutex);
     return freed >= bytes;
 }
