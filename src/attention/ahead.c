@@ -5,6 +5,12 @@
 
 enum { DISTANCE_BYTES = 2048, LINE_BYTES = 64 };
 
+/* Sums of packed rows go over a block a few columns at a time, so that they want a line of each of
+ * its rows at once: of rows of 8 bits twice the bytes of those of 4. */
+static int64_t distance_bytes(kvc__format format) {
+    return format.bits > 4 ? (int64_t)2 * DISTANCE_BYTES : DISTANCE_BYTES;
+}
+
 /* Elements without end; and what is taken from those due while they are owed. */
 #define ENDLESS (INT64_MAX / 2)
 
@@ -89,7 +95,8 @@ kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start) {
     /* All tiles compute with what was asked for once. The first of several has read its block while
      * it asked for a part of the next: another block ahead. */
     const int64_t tiles = count_tiles(w);
-    const int64_t ahead_bytes = DISTANCE_BYTES + (tiles > 1 ? w->block * row_bytes : 0);
+    const int64_t ahead_bytes =
+        distance_bytes(job->format) + (tiles > 1 ? w->block * row_bytes : 0);
     kvc__ahead a = {.line_elements = alike ? tiles * LINE_BYTES * 8 / element_bits : 0, .work = w};
     for (int i = 0; i < KVC__STREAMS; i++) {
         const bool is_key = i % 2 == 0;
