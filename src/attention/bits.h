@@ -1,5 +1,5 @@
 /** @file
- * Positions of a block as bits, the first position the lowest. */
+ * Positions of a block, KVC__SHORT_BLOCK at most, as bits, the first position the lowest. */
 #ifndef KVC_ATTENTION_BITS_H
 #define KVC_ATTENTION_BITS_H
 

@@ -43,7 +43,7 @@ static kvc__block columns_at(const kvc__work *w, int64_t start, int64_t count) {
     const kvc__job *job = w->job;
     const kvc__format format = job->format;
     const int64_t dim = job->key_dim, block = start / format.group;
-    const int64_t first = start % format.group / KVC__BLOCK * KVC__BLOCK;
+    const int64_t first = start % format.group / w->block * w->block;
     const char *words = kvc__at(&job->k, w->part.sequence, w->part.kv_head, block, 0);
     kvc__block k = {.data = words + first * format.bits / 8,
                     .step_bytes = (int64_t)format.group * format.bits / 8,
@@ -57,10 +57,9 @@ static kvc__block columns_at(const kvc__work *w, int64_t start, int64_t count) {
     load_channels(w->keys + dim, w, &job->k_scaling.biases, block);
     if (!kvc__is_split(format)) return k;
     uint8_t *bytes = (uint8_t *)(w->keys + 2 * dim);
-    const int64_t positions = kvc__smaller(format.group, KVC__BLOCK);
-    kvc__split_rows(bytes, k.data, k.step_bytes, dim, positions, format.bits);
+    kvc__split_rows(bytes, k.data, k.step_bytes, dim, w->block, format.bits);
     k.data = (const char *)bytes;
-    k.step_bytes = positions;
+    k.step_bytes = w->block;
     k.bits = 8;
     return k;
 }

@@ -40,12 +40,13 @@ static size_t whole_lines(size_t floats) {
     return (floats + line - 1) / line * line;
 }
 
-/* Positions of a block. With the rows of one tile a page of keys: memory is read best where no
- * stream rests for long; two of packed ones, each block of which has its queries and weights spread
- * and rounded. With more rows, which read it from the caches, longer blocks cost less. */
-static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed) {
-    const int64_t bytes = rows > 4 ? 16384 : packed ? 8192 : 4096;
-    return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), KVC__BLOCK);
+/* Positions of a block, `most` at most. With the rows of one tile a page of keys: memory is read
+ * best where no stream rests for long. With more rows, which read it from the caches, longer blocks
+ * cost less, and so do packed ones, each of which has its queries and weights spread and rounded.
+ */
+static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed, int64_t most) {
+    const int64_t bytes = rows > 4 || packed ? 16384 : 4096;
+    return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), most);
 }
 
 /* With fewer rows panels would leave too many lanes idle. They convert keys, or unpack or turn
@@ -71,23 +72,24 @@ static void set_sizes(kvc__work *w, const kvc__ops *ops, kvc__format format, int
     w->most = round_up(kvc__smaller(rows, most), w->panel);
     w->direct = !many && is_direct(ops, format, key_dim, value_dim);
     w->columns = !many && format.keys_per_channel;
+    w->block = format.bits && (w->direct || w->columns) ? KVC__BLOCK : KVC__SHORT_BLOCK;
 }
 
 static int64_t score_floats(const kvc__work *w) {
-    return w->panel == 1 ? KVC__SCORES : KVC__BLOCK * w->panel;
+    return w->panel == 1 ? KVC__SCORES : w->block * w->panel;
 }
 
 /* @param direct  what is of this width is read where it lies */
-static int64_t copy_floats(bool direct, kvc__format format, int64_t width) {
-    if (!direct) return KVC__BLOCK * (width + KVC__WORK_PAD);
+static int64_t copy_floats(const kvc__work *w, bool direct, kvc__format format, int64_t width) {
+    if (!direct) return w->block * (width + KVC__WORK_PAD);
     if (!format.bits) return 0;
-    const int64_t bytes = kvc__is_split(format) ? KVC__BLOCK * width : 0;
+    const int64_t bytes = kvc__is_split(format) ? w->block * width : 0;
     return (int64_t)2 * KVC__BLOCK * (width / format.group) + bytes / (int64_t)sizeof(float);
 }
 
 /* Where a cache keeps keys per channel unpacked they are copied. */
 static int64_t key_floats(const kvc__work *w, kvc__format format) {
-    return copy_floats(w->direct && !format.keys_per_channel, format, w->key_width);
+    return copy_floats(w, w->direct && !format.keys_per_channel, format, w->key_width);
 }
 
 kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, kvc__format format,
@@ -99,7 +101,7 @@ kvc_status kvc__schedule_init(kvc__schedule *out, const kvc_executor *executor, 
     out->slot_floats = whole_lines((size_t)(w.most * (w.value_width + 2)));
     out->worker_floats =
         whole_lines((size_t)(score_floats(&w) + w.most * w.key_width + key_floats(&w, format) +
-                             copy_floats(w.direct, format, w.value_width))) +
+                             copy_floats(&w, w.direct, format, w.value_width))) +
         out->slot_floats;
     return kvc__schedule_size(out);
 }
@@ -126,11 +128,11 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     kvc__work w = call->sizes;
     w.part = kvc__division_part(d, index);
     w.cuts = job->keep > 0 || w.columns || (w.direct && (job->map.tables || job->map.rings));
-    if (w.columns) w.block = kvc__smaller(job->format.group, KVC__BLOCK);
-    else if (job->format.keys_per_channel) w.block = KVC__BLOCK; /* what is unpacked together */
-    else
-        w.block =
-            choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim), job->format.bits > 0);
+    if (job->mask.data) w.block = kvc__smaller(w.block, KVC__SHORT_BLOCK);
+    if (w.columns) w.block = kvc__smaller(job->format.group, w.block);
+    else if (!job->format.keys_per_channel) /* else what is unpacked together */
+        w.block = choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim),
+                               job->format.bits > 0, w.block);
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};
@@ -442,7 +444,7 @@ static bool is_hidden(const kvc__work *w, int64_t start, int64_t count) {
 static void leave_out_hidden(kvc__work *w) {
     kvc__part *part = &w->part;
     while (part->begin < part->end) {
-        const int64_t count = kvc__smaller(part->end - part->begin, KVC__BLOCK);
+        const int64_t count = kvc__smaller(part->end - part->begin, KVC__SHORT_BLOCK);
         if (is_hidden(w, part->begin, count)) part->begin += count;
         else if (is_hidden(w, part->end - count, count)) part->end -= count;
         else return;

@@ -11,8 +11,12 @@
 #include "attention/exp.h"
 #include "base/isa.h"
 
-/** The most positions of a block: of 128 dims in a half type 16 KiB of keys, as much of values. */
-#define KVC__BLOCK 64
+/** The most positions of a block: of 128 dims in 8 bits 16 KiB of keys, as much of values. */
+#define KVC__BLOCK 128
+
+/** The most of one that is not packed, or of which bits tell what rows see: of 128 dims in a half
+ * type as many bytes. */
+#define KVC__SHORT_BLOCK 64
 
 /** The most elements that a loader takes at a time. */
 #define KVC__UNIT_MOST 32

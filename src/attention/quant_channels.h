@@ -10,13 +10,16 @@
 
 #include "attention/quant_weigh.h"
 
-/* q s of R rows and up to KVC__BLOCK channels as integers; all lanes take the first. Tells whether
+/* Channels whose queries are rounded together. */
+enum { CHANNELS = 64 };
+
+/* q s of R rows and up to CHANNELS of them as integers; all lanes take the first. Tells whether
  * they are as finite as integers want. */
 static inline __attribute__((always_inline)) bool
 round_channels(weights to[LANES], const kvc__tile *t, const kvc__block *k, int64_t first,
                int64_t count, const int R, const int bits) {
     const vf middle = v_set((float)middle_of(bits));
-    float products[4][KVC__BLOCK];
+    float products[4][CHANNELS];
     vf most[4], rest[4];
     for (int r = 0; r < R; r++) most[r] = rest[r] = v_set(0);
     for (int64_t d = 0; d < count; d += W) {
@@ -53,7 +56,7 @@ static inline __attribute__((always_inline)) void
 score_channel_tile(float sums[4][KVC__BLOCK + W], const kvc__block *v, int64_t first, int64_t lanes,
                    const weights *w, const int tile, const int R, const int bits) {
     const int64_t positions = (int64_t)LANE_BYTES * 8 / bits;
-    const int64_t most = bits == 8 ? KVC__BLOCK : KVC__BLOCK / 2; /* channels: as weigh_tile */
+    const int64_t most = bits == 8 ? CHANNELS : BYTES_MOST;
     vi total[4][2];
     for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (vi){0};
     for (int64_t d = 0; d < v->count; d += most) {
@@ -96,8 +99,8 @@ score_channels_packed(float *restrict s, const kvc__tile *t, const kvc__block *k
     weights w[LANES];
     for (int r = 0; r < R; r++)
         for (int64_t j = 0; j < KVC__BLOCK + W; j += W) v_store(sums[r] + j, v_set(0));
-    for (int64_t d = 0; d < k->dim; d += KVC__BLOCK) {
-        const int64_t count = k->dim - d < KVC__BLOCK ? k->dim - d : KVC__BLOCK;
+    for (int64_t d = 0; d < k->dim; d += CHANNELS) {
+        const int64_t count = kvc__smaller(k->dim - d, CHANNELS);
         const kvc__block some = {
             .data = k->data + d * k->step_bytes, .step_bytes = k->step_bytes, .count = count};
         if (!round_channels(w, t, k, d, count, R, bits)) {

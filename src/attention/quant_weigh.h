@@ -48,6 +48,9 @@ split_rows(weight_rows *rows, const float *p, int64_t step, int64_t count, const
         for (int r = 0; r < R; r++) rows->p[r][j] = p[j * step + r];
 }
 
+/* Positions, or channels, until sums of products of bytes overflow. */
+enum { BYTES_MOST = 32 };
+
 /* Weights that are rounded at a time. */
 #define ROUNDED ((int64_t)4 * W)
 
@@ -235,8 +238,7 @@ weigh_tile(float *restrict sums, const float *factor, const kvc__block *v, int64
            int64_t lanes, const weights *w, const bool same, const int tile, const int R,
            const int bits) {
     const int64_t dims = (int64_t)LANE_BYTES * 8 / bits;
-    const int64_t most =
-        bits == 8 ? KVC__BLOCK : KVC__BLOCK / 2; /* positions until sums overflow */
+    const int64_t most = bits == 8 ? KVC__BLOCK : BYTES_MOST;
     vi total[4][2];
     kvc__ask(v->ahead, v->count * lanes * 8);
     for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (vi){0};

@@ -11,6 +11,7 @@ enum {
     PARTS_A_THREAD = 8, /* about: threads then end within an eighth of each other */
     LEAST = 512,        /* positions that a part has, unless threads would be idle: it costs about
                            as much as 30 of them to begin, end and merge */
+    STEP = 64,          /* positions by which ranges are cut */
     CLASSES = 64        /* of equal width, by which sequences are sorted */
 };
 
@@ -50,7 +51,7 @@ static int64_t choose_chunk(const kvc__division *d, int threads, int64_t longest
         positions * (double)d->job->kv_heads * (double)d->row_blocks / (double)threads;
     const double even = fmax(share / PARTS_A_THREAD, fmin(share, LEAST));
     if (even >= (double)longest) return longest;
-    return (int64_t)fmax(ceil(even / KVC__BLOCK), 1) * KVC__BLOCK;
+    return (int64_t)fmax(ceil(even / STEP), 1) * STEP;
 }
 
 /* Puts sequences in order, longest first to within a 64th of the longest: a counting sort. */
@@ -128,7 +129,7 @@ kvc__part kvc__division_part(const kvc__division *d, int64_t index) {
     const kvc__range seen = kvc__reach(job, part.sequence, part.row / job->group,
                                        (part.row + part.rows - 1) / job->group);
     const int64_t even = divide_up(seen.end - seen.begin, part.splits);
-    const int64_t range = divide_up(even, KVC__BLOCK) * KVC__BLOCK;
+    const int64_t range = divide_up(even, STEP) * STEP;
     part.begin = kvc__smaller(seen.end, seen.begin + split * range);
     part.end = kvc__smaller(seen.end, part.begin + range);
     part.kept = split == 0 ? kvc__kept_besides(job, seen) : 0; /* once, as sinks */

@@ -17,7 +17,7 @@
  * So it is below what packing did to the same element by 2^8 (8 bits) or 2^4 (4 bits), but for how
  * much the largest q or p s exceeds the others.
  *
- * No sum of integers overflows: 16 bits of a query times 8, 128 elements of a group or 64
+ * No sum of integers overflows: 16 bits of a query times 8, 128 elements of a group or 128
  * positions: below 2^30. Sums of bytes are of up to 16 products of 127 · 15 in 16 bits: 30480.
  *
  * Where an instruction adds up products of bytes in 32 bits, what has 16 bits is multiplied as two

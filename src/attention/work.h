@@ -24,14 +24,14 @@ typedef struct kvc__work {
                                          Of keys per channel V alone */
     bool columns;                   /**< tiles read packed keys channel by channel */
     bool cuts;                      /**< blocks end where rows or kept positions do */
-    int64_t block;                  /**< positions taken in together, KVC__BLOCK at most */
+    int64_t block;                  /**< positions taken in together at most */
     float *scores;                  /**< of a block, for a tile or panel */
     float *q;                       /**< [most / panel][key_width][panel], scaled */
-    float *keys, *values;           /**< [KVC__BLOCK][width + KVC__WORK_PAD], unless direct; if so
+    float *keys, *values;           /**< [block][width + KVC__WORK_PAD], unless direct; if so
                                          and packed, scales, then biases: [KVC__BLOCK][groups],
                                          and elements that are split, in bytes;
                                          of columns scales, biases and, of other widths than 8 and
-                                         4, elements in bytes: [dim], [dim], [dim][KVC__BLOCK] */
+                                         4, elements in bytes: [dim], [dim], [dim][block] */
     float *sums;                    /**< [most / panel][value_width][panel], Σ p v */
     float *max, *total;             /**< [most], largest score so far and Σ p */
 } kvc__work;
