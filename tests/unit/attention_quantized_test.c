@@ -311,6 +311,46 @@ static void quantized__touches_nothing_before_or_behind_its_arrays(void **state)
     }
 }
 
+/* All elements are the largest, and so are all integers of queries and weights: whatever is added
+ * up in 32 or 16 bits is as large as it gets. Outputs have the signs of the values' scales. */
+static void quantized__largest_integers_do_not_overflow(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {64, 128, 300}, rows[] = {1, 2, 4};
+    uint64_t seed = test_seed(58);
+    for (int i = 0; i < COUNT(widths) * COUNT(groups) * COUNT(lengths) * COUNT(rows); i++) {
+        const int bits = widths[i % COUNT(widths)], group = groups[i / COUNT(widths) % 3];
+        const int64_t length = lengths[i / 18 % 3], heads = rows[i / 54 % 3];
+        test_problem p = test_problem_new(
+            &(test_case){.q_heads = heads, .key_dim = 128, .queries = 1, .length = length}, &seed);
+        side k = side_new(&p.k.array, bits, group, KVC_F32, TEST_HEAD_MAJOR);
+        side v = side_new(&p.v.array, bits, group, KVC_F32, TEST_HEAD_MAJOR);
+        test_tensor reference = test_tensor_new(KVC_F32, TEST_HEAD_MAJOR, 1, heads, 1, 128);
+        const double step = 1 / (double)((1 << bits) - 1);
+        memset(k.packed.words.data, 0xff, kvc_array_nbytes(&k.packed.words));
+        memset(v.packed.words.data, 0xff, kvc_array_nbytes(&v.packed.words));
+        for (int64_t j = 0; j < length; j++)
+            for (int64_t g = 0; g < 128 / group; g++) {
+                test_set(&k.scales.array, 0, 0, j, g, step);
+                test_set(&k.biases.array, 0, 0, j, g, 0);
+                test_set(&v.scales.array, 0, 0, j, g, g % 2 ? -step : step);
+                test_set(&v.biases.array, 0, 0, j, g, 0);
+            }
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t d = 0; d < 128; d++) test_set(&p.q.array, 0, h, 0, d, h % 2 ? -1 : 1);
+        run_both(&p, &k, &v, KVC_F32, bits, group, &reference);
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t d = 0; d < 128; d++) {
+                const double wanted = d / group % 2 ? -1 : 1;
+                assert_true(fabs(test_get(&reference.array, 0, h, 0, d) - wanted) < 1e-5);
+                assert_true(fabs(test_get(&p.out.array, 0, h, 0, d) - wanted) < 1e-5);
+            }
+        test_tensor_free(&reference);
+        side_free(&k);
+        side_free(&v);
+        test_problem_free(&p);
+    }
+}
+
 /* Scales that are not finite, or overflow when multiplied, give what the reference gives. */
 static void quantized__wild_scales_give_what_the_reference_gives(void **state) {
     (void)state;
@@ -423,6 +463,7 @@ int main(void) {
         cmocka_unit_test(quantized__words_of_32_bits_are_the_same_bytes),
         cmocka_unit_test(quantized__queries_of_whole_steps_score_exactly),
         cmocka_unit_test(quantized__touches_nothing_before_or_behind_its_arrays),
+        cmocka_unit_test(quantized__largest_integers_do_not_overflow),
         cmocka_unit_test(quantized__wild_scales_give_what_the_reference_gives),
         cmocka_unit_test(quantized__explain_says_how_rows_are_unpacked),
         cmocka_unit_test(quantized__plans_refuse_what_no_packing_has),
