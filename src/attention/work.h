@@ -17,7 +17,7 @@ typedef struct kvc__work {
     kvc__range common; /**< positions that every row sees, if any, but for those kept besides */
     int64_t key_step_bytes, value_step_bytes;
     int64_t panel;                  /**< rows side by side in q and sums: of a panel; 1: tiles */
-    int64_t most;                   /**< rows that there is room for, in whole panels */
+    int64_t most;                   /**< rows that there is room for, in whole panels or tiles */
     int64_t key_width, value_width; /**< dims rounded up to whole units, the rest zeros */
     bool adjusts;                   /**< scores are not taken as they are */
     bool direct;                    /**< tiles read K and V where they lie; else a copy in f32.
@@ -86,9 +86,10 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
                        w->job->scale};
 }
 
-/** Returns log2 of the rows of the next tile, `left` being those that no tile has yet. */
+/** Returns log2 of the rows of the next tile, `left` being those that no tile has yet. Three make
+ * one of four, faster than two tiles: its last row is zeros, and nobody looks at it. */
 static inline int kvc__tile_size(int64_t left) {
-    return left >= 4 ? 2 : left >= 2 ? 1 : 0;
+    return left >= 3 ? 2 : left >= 2 ? 1 : 0;
 }
 
 /** Return positions of keys and values as tiles and panels read them: where they lie, or copied.
