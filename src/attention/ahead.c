@@ -3,12 +3,14 @@
  * they ask for nothing, and all of it is asked for here, after that call. */
 #include "attention/work.h"
 
-enum { DISTANCE_BYTES = 2048, PACKED_DISTANCE_BYTES = 12288, LINE_BYTES = 64 };
+enum { LEAST_BYTES = 2048, LINE_BYTES = 64 };
 
-/* Sums of packed rows go over a block a few columns at a time, so that they soon want a line of
- * each of its rows. Those of 4 bits come in time all the same, being half as long. */
-static int64_t distance_bytes(kvc__format format) {
-    return format.bits > 4 ? PACKED_DISTANCE_BYTES : DISTANCE_BYTES;
+/* How far ahead of its use a stream is asked for. Sums go over a block by columns, so that they
+ * soon want a line of each of its rows: most of a block. Of several tiles the first has read its
+ * block while it asked for a part of the next: all compute with what was asked for once. */
+static int64_t distance_bytes(int64_t block_bytes, int64_t tiles) {
+    if (tiles > 1) return LEAST_BYTES + block_bytes;
+    return block_bytes > 2 * LEAST_BYTES ? block_bytes * 3 / 4 : LEAST_BYTES;
 }
 
 /* Elements without end; and what is taken from those due while they are owed. */
@@ -92,11 +94,8 @@ kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start) {
     const bool alike = w->direct && job->key_dim == job->value_dim &&
                        (int64_t)LINE_BYTES * 8 % element_bits == 0 &&
                        w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
-    /* All tiles compute with what was asked for once. The first of several has read its block while
-     * it asked for a part of the next: another block ahead. */
     const int64_t tiles = count_tiles(w);
-    const int64_t ahead_bytes =
-        distance_bytes(job->format) + (tiles > 1 ? w->block * row_bytes : 0);
+    const int64_t ahead_bytes = distance_bytes(w->block * row_bytes, tiles);
     kvc__ahead a = {.line_elements = alike ? tiles * LINE_BYTES * 8 / element_bits : 0, .work = w};
     for (int i = 0; i < KVC__STREAMS; i++) {
         const bool is_key = i % 2 == 0;

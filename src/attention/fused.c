@@ -40,12 +40,12 @@ static size_t whole_lines(size_t floats) {
     return (floats + line - 1) / line * line;
 }
 
-/* Positions of a block, `most` at most. With the rows of one tile a page of keys: memory is read
- * best where no stream rests for long. With more rows, which read it from the caches, longer blocks
- * cost less, and so do packed ones, each of which has its queries and weights spread and rounded.
- */
-static int64_t choose_block(int64_t rows, int64_t row_bytes, bool packed, int64_t most) {
-    const int64_t bytes = rows > 4 || packed ? 16384 : 4096;
+/* Positions of a block, `most` at most: the longer, the less often are sums taken up, and packed
+ * queries and weights spread and rounded. Rows so few that memory gives no more than they compute
+ * with want a page of keys, so that no stream rests for long. */
+static int64_t choose_block(int64_t rows, kvc__format format, int64_t row_bytes, int64_t most) {
+    const bool few = !format.bits && rows <= (int64_t)kvc_dtype_size_bytes(format.dtype);
+    const int64_t bytes = few ? 4096 : 16384;
     return kvc__smaller(kvc__larger(bytes / row_bytes / 8 * 8, 8), most);
 }
 
@@ -137,8 +137,8 @@ static kvc__work begin_part(const run *call, int64_t index, int thread) {
     if (job->mask.data) w.block = kvc__smaller(w.block, KVC__SHORT_BLOCK);
     if (w.columns) w.block = kvc__smaller(job->format.group, w.block);
     else if (!job->format.keys_per_channel) /* else what is unpacked together */
-        w.block = choose_block(w.part.rows, kvc__row_bytes(job, job->key_dim),
-                               job->format.bits > 0, w.block);
+        w.block =
+            choose_block(w.part.rows, job->format, kvc__row_bytes(job, job->key_dim), w.block);
     w.common =
         (kvc__range){kvc__seen(job, w.part.sequence, kvc__work_query(&w, w.part.rows - 1)).begin,
                      kvc__seen(job, w.part.sequence, kvc__work_query(&w, 0)).end};

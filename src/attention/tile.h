@@ -143,17 +143,20 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     vf sum[4][2];
     load_sums(sum, sums + d, width, factor, R, UNITS);
     const char *row = v->data + d * element_bytes;
-    for (int64_t j = 0; j < v->count; j++, row += v->step_bytes) {
-        if (R == 1) kvc__ask(v->ahead, left < UNIT ? left : UNITS * UNIT);
-        for (int u = 0; u < UNITS; u++) {
-            const vf x = LOAD(load, row + u * UNIT * element_bytes, 0, left);
-            const vf y = LOAD(load, row + u * UNIT * element_bytes, 1, left);
-            for (int r = 0; r < R; r++) {
-                const vf weight = v_set(p[j * step + r]);
-                sum[u * R + r][0] += weight * x;
-                sum[u * R + r][1] += weight * y;
+    const int64_t together = R == 1 ? 1 : 8; /* positions for which rows are asked at a time */
+    for (int64_t j = 0; j < v->count;) {
+        const int64_t stop = j + together < v->count ? j + together : v->count;
+        kvc__ask(v->ahead, (stop - j) * (left < UNIT ? left : UNITS * UNIT));
+        for (; j < stop; j++, row += v->step_bytes)
+            for (int u = 0; u < UNITS; u++) {
+                const vf x = LOAD(load, row + u * UNIT * element_bytes, 0, left);
+                const vf y = LOAD(load, row + u * UNIT * element_bytes, 1, left);
+                for (int r = 0; r < R; r++) {
+                    const vf weight = v_set(p[j * step + r]);
+                    sum[u * R + r][0] += weight * x;
+                    sum[u * R + r][1] += weight * y;
+                }
             }
-        }
     }
     store_sums(sums + d, width, sum, R, UNITS);
 }
@@ -164,18 +167,12 @@ weigh(float *restrict sums, const float *restrict p, int64_t step, const float *
       const int64_t element_bytes) {
     const int units = 4 / R; /* eight accumulators: enough to hide the latency of a sum */
     int64_t d = 0;
-    for (; d + units * UNIT <= v->dim; d += units * UNIT) {
-        if (R > 1) kvc__ask(v->ahead, v->count * units * UNIT);
+    for (; d + units * UNIT <= v->dim; d += units * UNIT)
         weigh_units(sums, p, step, factor, v, width, d, R, units, load, element_bytes, UNIT);
-    }
-    for (; d + UNIT <= v->dim; d += UNIT) {
-        if (R > 1) kvc__ask(v->ahead, v->count * UNIT);
+    for (; d + UNIT <= v->dim; d += UNIT)
         weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes, UNIT);
-    }
-    if (TAILS && d < v->dim) {
-        if (R > 1) kvc__ask(v->ahead, v->count * (v->dim - d));
+    if (TAILS && d < v->dim)
         weigh_units(sums, p, step, factor, v, width, d, R, 1, load, element_bytes, v->dim - d);
-    }
 }
 
 /* exp(x) = 2^exponent · (1 + what is returned): the reduction of kvc__exp_f32 (exp.h). */
