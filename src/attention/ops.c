@@ -10,12 +10,10 @@ enum { EMULATES_VNNI = 1 };
 enum { EMULATES_VNNI = 0 };
 #endif
 
-/* AVX-512 has no loops of its own for what is packed: those on vectors of AVX2 serve, whose units
- * are shorter, by VNNI where the CPU has it. */
-static void take_packed(kvc__ops *out) {
+/* Takes the loops for what is packed of another table, whose units may be shorter. */
+static void take_packed(kvc__ops *out, void (*fill)(kvc__ops *ops)) {
     kvc__ops other;
-    if (EMULATES_VNNI || kvc__isa_has_vnni()) kvc__ops_vnni(&other);
-    else kvc__ops_avx2(&other);
+    fill(&other);
     out->scaling = other.scaling;
     for (int slot = KVC__OPS_Q8; slot < KVC__OPS_SLOTS; slot++) {
         out->prepare[slot] = other.prepare[slot];
@@ -33,13 +31,17 @@ void kvc__ops_fill(kvc__ops *out, kvc__isa isa) {
 #if defined(__x86_64__)
     case KVC__ISA_AVX2:
         kvc__ops_avx2(out);
-        if (EMULATES_VNNI) take_packed(out);
+        if (EMULATES_VNNI) take_packed(out, kvc__ops_vnni);
+        return;
+    case KVC__ISA_AVX_VNNI:
+        kvc__ops_avx2(out);
+        take_packed(out, kvc__ops_avxvnni);
         return;
     case KVC__ISA_AVX512:
     case KVC__ISA_AVX512_BF16:
         if (isa == KVC__ISA_AVX512) kvc__ops_avx512(out);
         else kvc__ops_avx512bf16(out);
-        take_packed(out);
+        take_packed(out, EMULATES_VNNI || kvc__isa_has_vnni() ? kvc__ops_vnni : kvc__ops_avx2);
         return;
 #elif defined(__aarch64__)
     case KVC__ISA_NEON: kvc__ops_neon(out); return;

@@ -213,7 +213,8 @@ void kvc__ops_generic(kvc__ops *ops);
 void kvc__ops_avx2(kvc__ops *ops);
 void kvc__ops_avx512(kvc__ops *ops);
 void kvc__ops_avx512bf16(kvc__ops *ops);
-void kvc__ops_vnni(kvc__ops *ops); /* what is packed alone */
+void kvc__ops_vnni(kvc__ops *ops);    /* what is packed alone */
+void kvc__ops_avxvnni(kvc__ops *ops); /* likewise */
 void kvc__ops_neon(kvc__ops *ops);
 void kvc__ops_neon_dot(kvc__ops *ops);
 void kvc__ops_neon_bf16(kvc__ops *ops);

@@ -28,6 +28,13 @@ static bool has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
+/* clang 14 has no name for it either. */
+static bool has_avxvnni(void) {
+    enum { LEAF = 7, BIT = 1 << 4 };
+    unsigned a = 0, b, c, d;
+    return has_avx2() && __get_cpuid_count(LEAF, 1, &a, &b, &c, &d) && (a & BIT) != 0;
+}
+
 /* The compilers' libraries ask the system, too, whether it keeps 512-bit registers. */
 static bool has_avx512(void) {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -60,6 +67,7 @@ static const struct isa {
     {"generic", KVC__ISA_GENERIC, is_everywhere},
 #if defined(__x86_64__)
     {"avx2", KVC__ISA_AVX2, has_avx2},
+    {"avxvnni", KVC__ISA_AVX_VNNI, has_avxvnni},
     {"avx512", KVC__ISA_AVX512, has_avx512},
     {"avx512bf16", KVC__ISA_AVX512_BF16, has_avx512bf16},
 #elif defined(__aarch64__)

@@ -10,6 +10,7 @@
 typedef enum kvc__isa {
     KVC__ISA_GENERIC = 0, /**< portable C */
     KVC__ISA_AVX2,        /**< with FMA and F16C */
+    KVC__ISA_AVX_VNNI,    /**< AVX2 and the form of VNNI that wants no AVX-512 */
     KVC__ISA_AVX512,      /**< F, BW, DQ and VL; VNNI too, where the CPU has it */
     KVC__ISA_AVX512_BF16, /**< likewise */
     KVC__ISA_NEON,

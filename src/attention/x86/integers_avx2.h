@@ -82,7 +82,7 @@ static inline vi v_fold_words(word_sums sum) {
     return sum;
 }
 
-#if defined(__AVX512VNNI__) || defined(KVC_EMULATE_VNNI)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(KVC_EMULATE_VNNI)
 enum { BY_BYTES = 1, SIGNED_BYTES = 0 };
 
 static inline byte_sums v_dot_bytes(byte_sums sum, vi x, vi y) {
@@ -92,6 +92,8 @@ static inline byte_sums v_dot_bytes(byte_sums sum, vi x, vi y) {
                                            _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return sum + (vi)even + (vi)odd;
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)y);
 #else
     return (vi)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)x, (__m256i)y);
 #endif

@@ -155,8 +155,11 @@ sum_units(float *restrict sums, const pairs *weights, const float *factor, const
             }
     const char *row = v->data + d * 2;
     const uint32_t *hi = weights->hi, *lo = weights->lo;
+    const int64_t together = 8; /* positions for which rows are asked at a time */
     for (int64_t j = 0; j < v->count; j += 2, row += 2 * v->step_bytes, hi += R, lo += R) {
         const bool is_pair = j + 1 < v->count;
+        const int64_t more = v->count - j < together ? v->count - j : together;
+        if (j % together == 0) kvc__ask(v->ahead, more * (left < UNIT ? left : UNITS * UNIT));
         for (int u = 0; u < UNITS; u++) {
             const char *at = row + (int64_t)u * UNIT * 2;
             const __m512i a = load(at, left);
@@ -189,18 +192,11 @@ static inline __attribute__((always_inline)) void sum_rows(float *restrict sums,
     pairs weights;
     pair_up(&weights, p, step, v->count, R);
     int64_t d = 0;
-    for (; d + (int64_t)units * UNIT <= v->dim; d += (int64_t)units * UNIT) {
-        kvc__ask(v->ahead, v->count * (int64_t)units * UNIT);
+    for (; d + (int64_t)units * UNIT <= v->dim; d += (int64_t)units * UNIT)
         sum_units(sums, &weights, factor, v, width, d, R, units, UNIT);
-    }
-    for (; d + UNIT <= v->dim; d += UNIT) {
-        kvc__ask(v->ahead, v->count * UNIT);
+    for (; d + UNIT <= v->dim; d += UNIT)
         sum_units(sums, &weights, factor, v, width, d, R, 1, UNIT);
-    }
-    if (d < v->dim) {
-        kvc__ask(v->ahead, v->count * (v->dim - d));
-        sum_units(sums, &weights, factor, v, width, d, R, 1, v->dim - d);
-    }
+    if (d < v->dim) sum_units(sums, &weights, factor, v, width, d, R, 1, v->dim - d);
 }
 
 #define TILE(R)                                                                                    \
