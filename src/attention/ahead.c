@@ -6,11 +6,13 @@
 enum { LEAST_BYTES = 2048, LINE_BYTES = 64 };
 
 /* How far ahead of its use a stream is asked for. Sums go over a block by columns, so that they
- * soon want a line of each of its rows: most of a block. Of several tiles the first has read its
- * block while it asked for a part of the next: all compute with what was asked for once. */
-static int64_t distance_bytes(int64_t block_bytes, int64_t tiles) {
+ * soon want a line of each of its rows: a block, or most of one that is packed. Of several tiles
+ * the first has read its block while it asked for a part of the next: all compute with what was
+ * asked for once. */
+static int64_t distance_bytes(int64_t block_bytes, int64_t tiles, bool packed) {
     if (tiles > 1) return LEAST_BYTES + block_bytes;
-    return block_bytes > 2 * LEAST_BYTES ? block_bytes * 3 / 4 : LEAST_BYTES;
+    if (block_bytes <= 2 * LEAST_BYTES) return LEAST_BYTES;
+    return packed ? block_bytes * 3 / 4 : block_bytes;
 }
 
 /* Elements without end; and what is taken from those due while they are owed. */
@@ -95,7 +97,7 @@ kvc__ahead kvc__look_ahead(const kvc__work *w, const int64_t *start) {
                        (int64_t)LINE_BYTES * 8 % element_bits == 0 &&
                        w->key_step_bytes == row_bytes && w->value_step_bytes == row_bytes;
     const int64_t tiles = count_tiles(w);
-    const int64_t ahead_bytes = distance_bytes(w->block * row_bytes, tiles);
+    const int64_t ahead_bytes = distance_bytes(w->block * row_bytes, tiles, job->format.bits > 0);
     kvc__ahead a = {.line_elements = alike ? tiles * LINE_BYTES * 8 / element_bits : 0, .work = w};
     for (int i = 0; i < KVC__STREAMS; i++) {
         const bool is_key = i % 2 == 0;
