@@ -11,7 +11,7 @@ enum { LEAST_BYTES = 2048, LINE_BYTES = 64 };
  * asked for once. */
 static int64_t distance_bytes(int64_t block_bytes, int64_t tiles, bool packed) {
     if (tiles > 1) return LEAST_BYTES + block_bytes;
-    if (block_bytes <= 2 * LEAST_BYTES) return LEAST_BYTES;
+    if (block_bytes <= (int64_t)2 * LEAST_BYTES) return LEAST_BYTES;
     return packed ? block_bytes * 3 / 4 : block_bytes;
 }
 

@@ -159,7 +159,8 @@ sum_units(float *restrict sums, const pairs *weights, const float *factor, const
     for (int64_t j = 0; j < v->count; j += 2, row += 2 * v->step_bytes, hi += R, lo += R) {
         const bool is_pair = j + 1 < v->count;
         const int64_t more = v->count - j < together ? v->count - j : together;
-        if (j % together == 0) kvc__ask(v->ahead, more * (left < UNIT ? left : UNITS * UNIT));
+        if (j % together == 0)
+            kvc__ask(v->ahead, more * (left < UNIT ? left : (int64_t)UNITS * UNIT));
         for (int u = 0; u < UNITS; u++) {
             const char *at = row + (int64_t)u * UNIT * 2;
             const __m512i a = load(at, left);
