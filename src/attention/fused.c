@@ -309,31 +309,28 @@ void kvc__work_keep(const kvc__work *w, int64_t first, int64_t rows, int64_t sta
     }
 }
 
-/* What rows of a tile see of a block; tells whether it is anything. One behind the last row sees
- * what that does. */
+/* What rows of a tile see of a block; tells whether it is anything. */
 static bool see_block(const kvc__work *w, kvc__range seen[4], int64_t first, int64_t rows,
                       int64_t start, int64_t count) {
     bool any = false;
     if (start >= w->common.begin && start + count <= w->common.end) {
-        for (int64_t r = 0; r < 4; r++) seen[r] = (kvc__range){0, count};
+        for (int64_t r = 0; r < rows; r++) seen[r] = (kvc__range){0, count};
         return true;
     }
     for (int64_t r = 0; r < rows; r++) {
         seen[r] = kvc__work_seen(w, first + r, start, count);
         any = any || seen[r].begin < seen[r].end;
     }
-    for (int64_t r = rows; r < 4; r++) seen[r] = seen[rows - 1];
     return any;
 }
 
 static void take_in(const kvc__work *w, kvc__tile *tile, int64_t first, int size,
                     const kvc__block *k, const kvc__block *v, const kvc__range *seen,
                     int64_t start) {
-    const int64_t stride = (int64_t)1 << size;
-    const int64_t rows = kvc__smaller(stride, w->part.rows - first);
     float factor[4];
     score(w, tile, size, k);
-    if (w->adjusts) kvc__work_adjust(w, first, rows, stride, start, k->count);
+    const int64_t rows = (int64_t)1 << size;
+    if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k->count);
     w->ops->soften[size](tile, seen, k->count, w->scores, factor);
     kvc__ahead_go_on(v->ahead, v->count * v->dim);
     w->ops->weigh[value_slot(w)][size](tile, v, seen, w->scores, factor);
@@ -345,14 +342,12 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
                            const kvc__block *k_block, const kvc__block *v_block, kvc__range *seen,
                            int64_t start) {
     static const float ones[4] = {1, 1, 1, 1};
-    const int64_t stride = (int64_t)1 << size;
-    const int64_t rows = kvc__smaller(stride, w->part.rows - first);
+    const int64_t rows = (int64_t)1 << size;
     uint64_t kept[4], any = 0, gaps = 0;
     float own[4];
     for (int64_t r = 0; r < rows; r++) kept[r] = kvc__bits(seen[r]);
     kvc__work_keep(w, first, rows, start, k_block->count, kept);
-    for (int64_t r = rows; r < stride; r++) kept[r] = kept[rows - 1];
-    for (int64_t r = 0; r < stride; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         seen[r] = kvc__hull(kept[r]);
         any |= kept[r];
         gaps |= kept[r] ^ kvc__bits(seen[r]);
@@ -361,7 +356,7 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
     const kvc__range hull = kvc__hull(any);
     const kvc__block k = kvc__some(k_block, hull.begin, hull.end);
     const kvc__block v = kvc__some(v_block, hull.begin, hull.end);
-    for (int64_t r = 0; r < stride; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         kept[r] >>= hull.begin;
         seen[r] = kvc__hull(kept[r]);
     }
@@ -371,13 +366,13 @@ static void take_in_masked(const kvc__work *w, kvc__tile *tile, int64_t first, i
         return;
     }
     score(w, tile, size, &k);
-    if (w->adjusts) kvc__work_adjust(w, first, rows, stride, start, k.count);
-    for (int64_t r = 0; r < stride; r++) kvc__hide(kept[r], k.count, w->scores + r, stride);
+    if (w->adjusts) kvc__work_adjust(w, first, rows, rows, start, k.count);
+    for (int64_t r = 0; r < rows; r++) kvc__hide(kept[r], k.count, w->scores + r, rows);
     w->ops->soften[size](tile, seen, k.count, w->scores, own);
     const float *factor = own; /* due once */
     for (; any; factor = ones) {
         any = 0;
-        for (int64_t r = 0; r < stride; r++) {
+        for (int64_t r = 0; r < rows; r++) {
             seen[r] = kvc__next_run(&kept[r]);
             any |= kept[r];
         }
@@ -398,7 +393,7 @@ static void attend_block(const kvc__work *w, kvc__ahead *ahead, int64_t start, i
     for (int64_t r = 0; r < w->part.rows; r += rows) {
         const int size = kvc__tile_size(w->part.rows - r);
         kvc__range seen[4];
-        rows = kvc__smaller((int64_t)1 << size, w->part.rows - r);
+        rows = (int64_t)1 << size;
         if (!see_block(w, seen, r, rows, start, count)) {
             kvc__ahead_go_on(ahead, count * (k.dim + v.dim));
             kvc__ask(ahead, count * (k.dim + v.dim));

@@ -103,6 +103,10 @@ static inline kvc__block kvc__some(const kvc__block *block, int64_t begin, int64
     return some;
 }
 
+/** Positions for which loops of sums ask at a time: a pass over a block at once would be more lines
+ * than a core has under way. */
+#define KVC__ASKED 8
+
 /** Asks for as many elements as are computed with. */
 static inline __attribute__((always_inline)) void kvc__ask(kvc__ahead *a, int64_t elements) {
     enum { LINE_BYTES = 64 };

@@ -143,7 +143,7 @@ weigh_units(float *restrict sums, const float *restrict p, int64_t step, const f
     vf sum[4][2];
     load_sums(sum, sums + d, width, factor, R, UNITS);
     const char *row = v->data + d * element_bytes;
-    const int64_t together = R == 1 ? 1 : 8; /* positions for which rows are asked at a time */
+    const int64_t together = R == 1 ? 1 : KVC__ASKED; /* one row waits for memory */
     for (int64_t j = 0; j < v->count;) {
         const int64_t stop = j + together < v->count ? j + together : v->count;
         kvc__ask(v->ahead, (stop - j) * (left < UNIT ? left : UNITS * UNIT));

@@ -39,13 +39,14 @@ typedef struct kvc__work {
 /** Floats between the rows of a copy: a line, which spreads a column over the sets of a cache. */
 #define KVC__WORK_PAD 16
 
-/** Returns the query head and the query of a row. */
+/** Returns the query head and the query of a row; of one behind the last, those of that. */
 static inline int64_t kvc__work_head(const kvc__work *w, int64_t row) {
-    return w->part.kv_head * w->job->group + (w->part.row + row) % w->job->group;
+    const int64_t own = w->part.row + kvc__smaller(row, w->part.rows - 1);
+    return w->part.kv_head * w->job->group + own % w->job->group;
 }
 
 static inline int64_t kvc__work_query(const kvc__work *w, int64_t row) {
-    return (w->part.row + row) / w->job->group;
+    return (w->part.row + kvc__smaller(row, w->part.rows - 1)) / w->job->group;
 }
 
 /** Returns the address of a row of the part's sequence and head: kvc__kv_at. */
@@ -87,7 +88,8 @@ static inline kvc__tile kvc__work_tile(const kvc__work *w, int64_t first) {
 }
 
 /** Returns log2 of the rows of the next tile, `left` being those that no tile has yet. Three make
- * one of four, faster than two tiles: its last row is zeros, and nobody looks at it. */
+ * one of four, faster than two tiles: its last row is zeros, sees what
+ * the one before does, and is dropped. */
 static inline int kvc__tile_size(int64_t left) {
     return left >= 3 ? 2 : left >= 2 ? 1 : 0;
 }

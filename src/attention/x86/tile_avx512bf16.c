@@ -155,11 +155,10 @@ sum_units(float *restrict sums, const pairs *weights, const float *factor, const
             }
     const char *row = v->data + d * 2;
     const uint32_t *hi = weights->hi, *lo = weights->lo;
-    const int64_t together = 8; /* positions for which rows are asked at a time */
     for (int64_t j = 0; j < v->count; j += 2, row += 2 * v->step_bytes, hi += R, lo += R) {
         const bool is_pair = j + 1 < v->count;
-        const int64_t more = v->count - j < together ? v->count - j : together;
-        if (j % together == 0)
+        const int64_t more = v->count - j < KVC__ASKED ? v->count - j : KVC__ASKED;
+        if (j % KVC__ASKED == 0)
             kvc__ask(v->ahead, more * (left < UNIT ? left : (int64_t)UNITS * UNIT));
         for (int u = 0; u < UNITS; u++) {
             const char *at = row + (int64_t)u * UNIT * 2;
